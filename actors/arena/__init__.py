@@ -1,0 +1,1 @@
+"""The memory of a worker: one reserved range, extents committed on demand."""

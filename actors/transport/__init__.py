@@ -1,0 +1,1 @@
+"""Moving components between workers: a protocol without I/O, and UCX under it."""

@@ -1,0 +1,1 @@
+"""Tensors to bytes and back: geometry, rotary positions, calibration, quantizer, blobs."""

@@ -1,0 +1,1 @@
+"""Lossless byte coders behind one protocol."""

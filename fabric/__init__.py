@@ -1,0 +1,1 @@
+"""What users touch: the fabric, its client, the command line, engines."""

@@ -1,0 +1,1 @@
+"""Adapters between inference engines and the fabric."""

@@ -1,0 +1,1 @@
+"""Where every prefix lives: chunk keys, events, the index and its answers."""
