@@ -36,7 +36,9 @@ class Stage:
 
     def __post_init__(self) -> None:
         if not 0 <= self.layer_start < self.layer_stop:
-            raise ValueError(f"need 0 <= start < stop, got layers {self.layer_start, self.layer_stop}")
+            raise ValueError(
+                f"need 0 <= start < stop, got layers {self.layer_start, self.layer_stop}"
+            )
         if not 0 <= self.head_start < self.head_stop:
             raise ValueError(f"need 0 <= start < stop, got heads {self.head_start, self.head_stop}")
 
@@ -127,6 +129,4 @@ class KVGeometry:
         if not 1 <= num_stages <= self.num_layers:
             raise ValueError(f"need 1..{self.num_layers} stages, got {num_stages}")
         cuts = [self.num_layers * i // num_stages for i in range(num_stages + 1)]
-        return tuple(
-            Stage(cuts[i], cuts[i + 1], 0, self.num_kv_heads) for i in range(num_stages)
-        )
+        return tuple(Stage(cuts[i], cuts[i + 1], 0, self.num_kv_heads) for i in range(num_stages))
