@@ -14,6 +14,7 @@ from codec.blob import BlobHeader, Buffer
 from codec.errors import IdentityMismatchError
 from codec.geometry import KVGeometry, Stage
 from codec.identity import ChunkKey, CodecId
+from codec.timing import StepTimes
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -44,6 +45,11 @@ class Codec(Protocol):
         """The share of the model whose components it codes."""
         ...
 
+    @property
+    def namespace(self) -> bytes | None:
+        """The only namespace whose blobs it takes; ``None`` if the caller compares."""
+        ...
+
     def encode(
         self, keys_TLHD: torch.Tensor, values_TLHD: torch.Tensor, *, header: BlobHeader
     ) -> bytes:
@@ -68,7 +74,12 @@ class Codec(Protocol):
         ...
 
     def decode(
-        self, buf: Buffer, *, layers: range | None = None, num_tokens: int | None = None
+        self,
+        buf: Buffer,
+        *,
+        layers: range | None = None,
+        num_tokens: int | None = None,
+        steps: StepTimes | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a blob, or of a slice of it.
 
@@ -82,6 +93,8 @@ class Codec(Protocol):
             a worker with fewer layers names its own; all of the stage by default.
         num_tokens
             How many rows, from the chunk's first; all by default.
+        steps
+            Where the seconds of each step are added, under the names of the planner.
 
         Returns
         -------
@@ -94,6 +107,13 @@ class Codec(Protocol):
             If the bytes are corrupt, of another version, or of another identity.
         ValueError
             If the slice is empty or reaches outside the blob.
+        """
+        ...
+
+    def example(self, num_tokens: int, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Made-up keys and values that are coded as real ones are; the same every time.
+
+        For self-tests and for timing a codec before there is anything to decode.
         """
         ...
 

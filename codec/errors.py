@@ -17,6 +17,7 @@
     - UnknownCodecError
     - UnsupportedVersionError
   + TransferError                     other source, or recompute
+    - IncompletePullError
     - PeerLostError
     - ProtocolError
     - TransferTimeoutError (also TimeoutError)
@@ -196,6 +197,19 @@ class UnsupportedVersionError(CodecError):
 
 class TransferError(FabricError):
     """Bytes did not arrive: use another source, or recompute."""
+
+
+class IncompletePullError(TransferError):
+    """The transfer ended well, but a component that was wanted did not come with it."""
+
+    def __init__(self, peer: str, component: str, outcome: str) -> None:
+        super().__init__(peer, component, outcome)
+        self.peer = peer
+        self.component = component
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        return f"{self.peer} did not deliver {self.component}: {self.outcome}"
 
 
 class PeerLostError(TransferError):

@@ -143,6 +143,23 @@ class KvtcCodec:
             _merge(values, _exact_values(blob, "v", len(exact_rows), local), shown, header),
         )
 
+    def example(self, num_tokens: int, dtype: str) -> tuple[Tensor, Tensor]:
+        """See `codec.codec.Codec.example`: rows drawn from the basis, keys at positions 0..T-1."""
+        draw = torch.Generator().manual_seed(0)
+        shape = self.calibration.geometry
+        arrays = []
+        for part, dim in (
+            (self.calibration.keys, shape.key_head_dim),
+            (self.calibration.values, shape.value_head_dim),
+        ):
+            spread_C = part.basis.variance_C[: part.basis.rank].sqrt()
+            rows = part.basis.reconstruct(
+                torch.randn(num_tokens, part.basis.rank, generator=draw) * spread_C
+            )
+            arrays.append(rows.view(num_tokens, shape.num_layers, shape.num_kv_heads, dim))
+        keys = self.calibration.rotary.rotate(arrays[0], torch.arange(num_tokens))
+        return keys.to(TORCH_DTYPES[dtype]), arrays[1].to(TORCH_DTYPES[dtype])
+
     def _check_header(self, header: BlobHeader) -> None:
         check_identity(
             header,

@@ -35,6 +35,7 @@ from codec.codec import TORCH_DTYPES, check_identity, layers_within, tokens_with
 from codec.errors import CorruptBlobError
 from codec.geometry import KVGeometry, Stage
 from codec.identity import CodecId, digest
+from codec.timing import StepTimes
 
 
 class RawCodec:
@@ -91,22 +92,40 @@ class RawCodec:
         )
 
     def decode(
-        self, buf: Buffer, *, layers: range | None = None, num_tokens: int | None = None
+        self,
+        buf: Buffer,
+        *,
+        layers: range | None = None,
+        num_tokens: int | None = None,
+        steps: StepTimes | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `codec.codec.Codec.decode`; bytes of other layers are not read.
+
+        All its time is that of the step ``verify``, copying included.
 
         Rows are copied for the first ``num_tokens`` only, yet all rows of a layer are
         read once: its checksum is over the whole section.
         """
-        # The header alone first: what it says about sizes is believed from here on.
-        header = read_header(buf)
-        self._check_header(header)
-        layers = layers_within(self.stage, layers)
-        num_tokens = tokens_within(header, num_tokens)
-        blob = read_blob(buf, only={f"{kind}{layer}" for kind in "kv" for layer in layers})
-        keys_L = self._arrays(blob, "k", header.key_head_dim, layers)
-        values_L = self._arrays(blob, "v", header.value_head_dim, layers)
-        return self._tensor(keys_L, num_tokens), self._tensor(values_L, num_tokens)
+        with (steps or StepTimes()).step("verify"):
+            # The header alone first: what it says about sizes is believed from here on.
+            header = read_header(buf)
+            self._check_header(header)
+            layers = layers_within(self.stage, layers)
+            num_tokens = tokens_within(header, num_tokens)
+            blob = read_blob(buf, only={f"{kind}{layer}" for kind in "kv" for layer in layers})
+            keys_L = self._arrays(blob, "k", header.key_head_dim, layers)
+            values_L = self._arrays(blob, "v", header.value_head_dim, layers)
+            return self._tensor(keys_L, num_tokens), self._tensor(values_L, num_tokens)
+
+    def example(self, num_tokens: int, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `codec.codec.Codec.example`: noise."""
+        draw = torch.Generator().manual_seed(0)
+        shape = (num_tokens, self.stage.num_layers, self.stage.num_heads)
+        dims = (self.geometry.key_head_dim, self.geometry.value_head_dim)
+        keys, values = (
+            torch.randn((*shape, dim), generator=draw).to(TORCH_DTYPES[dtype]) for dim in dims
+        )
+        return keys, values
 
     def _check_header(self, header: BlobHeader) -> None:
         check_identity(

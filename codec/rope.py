@@ -191,7 +191,8 @@ class RotarySpec:
             "kvfabric.rotary.1",
             self.style.encode(),
             self.table_dtype.encode(),
-            *(struct.pack(f"<{len(row)}fd", *row, scaling) for row, scaling in rows),
+            # Adding zero turns -0.0, which is equal to 0.0 but has other bytes, into it.
+            *(struct.pack(f"<{len(row)}fd", *(v + 0.0 for v in row), s) for row, s in rows),
             struct.pack(f"<{self.num_layers}I", *row_of_layer_L),
         ).hex()
 

@@ -92,20 +92,27 @@ def calibrate(
     if all(found):
         return [calibration for calibration in found if calibration is not None]
     windows = _windows([_tokenize(loaded, text) for text in texts], corpus_config)
-    calibrations = _fit(engine, stages, config, provenance, windows, on_progress)
+    calibrators = _capture(engine, stages, config, windows, on_progress)
+
+    def fit(number: int, calibrator: Calibrator) -> Calibration:
+        return calibrator.fit(
+            provenance, lambda part: on_progress("fit", (number + part) / len(calibrators))
+        )
+
+    calibrations = [fit(number, calibrator) for number, calibrator in enumerate(calibrators)]
     for path, calibration in zip(paths, calibrations, strict=True):
         calibration.save(path)
     return calibrations
 
 
-def _fit(
+def _capture(
     engine: Engine[Any],
     stages: Sequence[Stage],
     config: CalibrationConfig,
-    provenance: dict[str, str | int],
     windows: Sequence[Sequence[int]],
     on_progress: Progress,
-) -> list[Calibration]:
+) -> list[Calibrator]:
+    """Calibrators of all stages that have seen every window."""
     calibrators = [
         Calibrator(
             stage,
@@ -124,13 +131,7 @@ def _fit(
             heads = slice(stage.head_start, stage.head_stop)
             calibrator.add(keys[:, layers, heads], values[:, layers, heads])
     on_progress("capture", 1.0)
-
-    def fit(number: int, calibrator: Calibrator) -> Calibration:
-        return calibrator.fit(
-            provenance, lambda part: on_progress("fit", (number + part) / len(calibrators))
-        )
-
-    return [fit(number, calibrator) for number, calibrator in enumerate(calibrators)]
+    return calibrators
 
 
 def _windows(sources: Sequence[Sequence[int]], config: CorpusConfig) -> list[Sequence[int]]:

@@ -22,6 +22,7 @@ SAMPLES: list[errors.FabricError] = [
     errors.IdentityMismatchError(field="namespace", wanted="00", found="01"),
     errors.UnknownCodecError(codec="00", node="a"),
     errors.UnsupportedVersionError(found=2, supported=1),
+    errors.IncompletePullError("b.gpu0", "00/l0-1.h0-1/unbounded", "corrupt"),
     errors.PeerLostError(peer="a:1", cause="connection reset"),
     errors.ProtocolError(peer="a:1", why="frame 3 before frame 2"),
     errors.TransferTimeoutError(peer="a:1", step="handshake", deadline_s=1.5),

@@ -48,8 +48,11 @@ def test_fp8_is_within_a_sixteenth_of_each_distance_from_the_middle(
     error = (dequantize(coded, BlockType.FP8) - values).abs()
 
     reach = (values - coded.shift_T.float()[:, None]).abs()
-    floor = reach.amax(dim=1, keepdim=True) / 448 * 2**-9
-    assert (error <= reach / 16 + reach.amax(dim=1, keepdim=True) / 512 + floor + 1e-6).all()
+    farthest = reach.amax(dim=1, keepdim=True)
+    # Past 3 bits: codes below the normal range, the scale's own rounding to 11 bits, and
+    # the least float16, in which a tiny scale is counted.
+    slack = farthest / 448 * 2**-9 + farthest / 512 + 448 * 2**-24
+    assert (error <= reach / 16 + slack).all()
 
 
 def test_a_constant_block_is_stored_in_its_shift() -> None:

@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codec.errors import UnsupportedModelError
@@ -67,6 +67,7 @@ def rotate_in_complex(
     return torch.from_numpy(keys)
 
 
+@settings(deadline=None)  # the first example pays for the start of torch
 @given(rotations())
 def test_undo_after_redo_gives_the_keys_back(
     case: tuple[RotarySpec, torch.Tensor, torch.Tensor],
@@ -79,6 +80,7 @@ def test_undo_after_redo_gives_the_keys_back(
     torch.testing.assert_close(again, keys, rtol=0, atol=1e-5)
 
 
+@settings(deadline=None)  # the first example pays for the start of torch
 @given(rotations())
 def test_redo_after_undo_gives_the_keys_back(
     case: tuple[RotarySpec, torch.Tensor, torch.Tensor],
@@ -91,6 +93,7 @@ def test_redo_after_undo_gives_the_keys_back(
     torch.testing.assert_close(again, keys, rtol=0, atol=1e-5)
 
 
+@settings(deadline=None)  # the first example pays for the start of torch
 @given(rotations())
 def test_rotation_agrees_with_complex_numbers(
     case: tuple[RotarySpec, torch.Tensor, torch.Tensor],
@@ -105,6 +108,7 @@ def test_rotation_agrees_with_complex_numbers(
     assert error.max() <= 2 * 1.37 * keys.abs().max() * allowed
 
 
+@settings(deadline=None)  # the first example pays for the start of torch
 @given(rotations())
 def test_dimensions_past_the_rotary_ones_are_left_alone(
     case: tuple[RotarySpec, torch.Tensor, torch.Tensor],
@@ -116,6 +120,7 @@ def test_dimensions_past_the_rotary_ones_are_left_alone(
         assert torch.equal(turned[..., spec.rotary_dim :], keys[..., spec.rotary_dim :])
 
 
+@settings(deadline=None)  # the first example pays for the start of torch
 @given(rotations())
 def test_a_run_of_layers_rotates_as_it_does_in_the_whole(
     case: tuple[RotarySpec, torch.Tensor, torch.Tensor],
@@ -129,6 +134,7 @@ def test_a_run_of_layers_rotates_as_it_does_in_the_whole(
         assert torch.equal(part.unrotate(keys[:, start:], positions), whole[:, start:])
 
 
+@settings(deadline=None)  # the first example pays for the start of torch
 @given(specs())
 def test_a_spec_survives_json_msgpack_and_pickle(spec: RotarySpec) -> None:
     """Frequencies come back to the last bit, and so does the digest."""
@@ -143,6 +149,7 @@ def test_a_spec_survives_json_msgpack_and_pickle(spec: RotarySpec) -> None:
         assert again.digest() == spec.digest()
 
 
+@settings(deadline=None)  # the first example pays for the start of torch
 @given(specs(), specs())
 def test_digests_are_equal_exactly_when_specs_are(one: RotarySpec, other: RotarySpec) -> None:
     """A namespace can stand for the rotation."""
@@ -166,7 +173,7 @@ def test_digests_are_equal_exactly_when_specs_are(one: RotarySpec, other: Rotary
 )
 def test_garbage_is_refused_with_one_kind_of_error(fields: dict[str, Any]) -> None:
     """A calibration file may hold anything."""
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         RotarySpec.from_dict(fields)
 
 
@@ -195,7 +202,7 @@ def test_one_wrong_field_is_refused(field: str, value: object) -> None:
     fields = RotarySpec.uniform([0.5], num_layers=1).to_dict()
     assert RotarySpec.from_dict(copy.deepcopy(fields)).num_layers == 1
 
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         RotarySpec.from_dict(fields | {field: value})
 
 
@@ -208,7 +215,15 @@ def test_the_digest_never_changes() -> None:
         table_dtype="bfloat16",
     )
 
-    assert spec.digest() == "GOLDEN"
+    assert spec.digest() == "057caa77897ca027f55c549f6fc0b251"
+
+
+def test_either_zero_is_the_same_frequency() -> None:
+    """Python holds them equal, so the digest must."""
+    one, other = (RotarySpec.uniform([zero, 0.5], num_layers=1) for zero in (0.0, -0.0))
+
+    assert one == other
+    assert one.digest() == other.digest()
 
 
 @pytest.mark.parametrize(
@@ -347,6 +362,7 @@ def model_rotation(
     config = getattr(configuration, f"{prefix}Config")(
         hidden_size=128,
         num_attention_heads=4,
+        **({"head_dim": 32} if family == "glm" else {}),
         max_position_embeddings=1024,
         rope_parameters={"rope_theta": 10_000.0, "rope_type": scaling, **SCALINGS[scaling]}
         | config,

@@ -1,0 +1,347 @@
+"""The command line: ``kvfabric up | down | status | calibrate | query | demo``.
+
+It parses, shows progress and prints; what is done is in the other modules.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import click
+import ray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from codec.calibration import CalibrationConfig
+from codec.errors import ConfigError, FabricError
+from fabric import local_ray
+from fabric.calibrate import CorpusConfig, calibrate
+from fabric.cluster import Fabric
+from fabric.config import FabricConfig, load_config
+from fabric.demo import DemoConfig, Fault, prepare, read_prompt
+from fabric.demo import run as run_demo
+from fabric.engines.loading import load_model
+from fabric.engines.transformers import TransformersEngine
+from fabric.launch import place_on_cluster, stop_actors
+
+_console = Console(stderr=True)
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+class _Group(click.Group):
+    """Turns our own errors into one line and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own signature
+        try:
+            return super().invoke(ctx)
+        except FabricError as error:
+            raise click.ClickException(str(error)) from error
+        except ray.exceptions.RayError as error:
+            raise click.ClickException(f"Ray: {str(error).strip().splitlines()[-1]}") from error
+
+
+def _model_options(command: CommandT) -> CommandT:
+    """The options that name a model and how it is kept."""
+    for option in (
+        click.option("--stages", default=1, show_default=True, help="Pipeline stages."),
+        click.option("--target", default=8.0, show_default=True, help="Compression aimed for."),
+        click.option("--model", help="Directory or GGUF file.  [default: packaged SmolLM2-135M]"),
+    ):
+        command = option(command)
+    return command
+
+
+_config_option = click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), help="Settings, TOML."
+)
+_address_option = click.option("--address", help="Ray cluster.  [default: the one on this machine]")
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvfabric")
+def main() -> None:
+    """Keep KV caches compressed on a Ray cluster, and restore them where they are needed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@main.command()
+@_model_options
+@_config_option
+@_address_option
+@click.option("--no-model", is_flag=True, help="Start without a model.")
+def up(
+    *,
+    model: str | None,
+    target: float,
+    stages: int,
+    config_path: Path | None,
+    address: str | None,
+    no_model: bool,
+) -> None:
+    """Start the fabric on a running Ray, or on one started here; add a model to it."""
+    config = load_config(config_path, os.environ)
+    try:
+        local_ray.connect(address)
+    except ConfigError:
+        if address is not None:
+            raise
+        _say("no Ray runs on this machine: starting one")
+        local_ray.start()
+        local_ray.connect(None)
+    placing = place_on_cluster()
+    _say(f"starting the router and {len(placing)} worker(s)")
+    with Fabric.start(config, placing) as fabric:
+        if not no_model:
+            loaded, calibrations = _calibrated(model, target, stages, CorpusConfig(), ())
+            engine = TransformersEngine(loaded, window_tokens=config.window_tokens)
+            profile = fabric.add_model(engine, calibrations, name=loaded.name)
+            _say(f"model {profile.name} is registered")
+        _print_status(fabric, as_json=False)
+
+
+@main.command()
+@_config_option
+@_address_option
+def down(*, config_path: Path | None, address: str | None) -> None:
+    """Stop the fabric, and the Ray that `up` started if it did."""
+    config = load_config(config_path, os.environ)
+    local_ray.connect(address)
+    num_stopped = stop_actors(config)
+    ray.shutdown()
+    stopped_ray = address is None and local_ray.stop()
+    click.echo(f"stopped {num_stopped} actor(s)" + (" and the local Ray" if stopped_ray else ""))
+
+
+@main.command()
+@_config_option
+@_address_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(*, config_path: Path | None, address: str | None, as_json: bool) -> None:
+    """Show workers, what they hold, and the models served."""
+    with _connected(config_path, address) as fabric:
+        _print_status(fabric, as_json=as_json)
+
+
+@main.command(name="calibrate")
+@_model_options
+@click.option("--corpus", multiple=True, type=click.Path(path_type=Path), help="Text, UTF-8.")
+@click.option("--tokens", default=CorpusConfig().num_tokens, show_default=True)
+@click.option("--window", default=CorpusConfig().window_tokens, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the file(s) here.")
+def calibrate_command(
+    *,
+    model: str | None,
+    target: float,
+    stages: int,
+    corpus: tuple[Path, ...],
+    tokens: int,
+    window: int,
+    out: Path | None,
+) -> None:
+    """Fit a model's codec to its own cache; found again by digest the next time."""
+    corpus_config = CorpusConfig(num_tokens=tokens, window_tokens=window)
+    _, calibrations = _calibrated(model, target, stages, corpus_config, corpus)
+    for calibration in calibrations:
+        if out is not None:
+            calibration.save(out / f"{calibration.digest.hex()}.safetensors")
+        click.echo(
+            f"{calibration.digest.hex()}  stage {calibration.stage}  "
+            f"rank K {calibration.keys.basis.rank} V {calibration.values.basis.rank}  "
+            f"held-out error K {calibration.keys.held_out_error:.4f} "
+            f"V {calibration.values.held_out_error:.4f}  {calibration.nbytes / 1e6:.1f} MB"
+        )
+
+
+@main.command()
+@click.argument("prompt", type=click.Path(path_type=Path))
+@click.option("--model", help="As for `up`.")
+@click.option("--at", "node", help="Worker to plan a restore for.  [default: the first]")
+@_config_option
+@_address_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def query(
+    *,
+    prompt: Path,
+    model: str | None,
+    node: str | None,
+    config_path: Path | None,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Say where a prompt's prefix lives and what a restore would cost."""
+    with _connected(config_path, address) as fabric:
+        loaded = load_model(model, progress=_say)
+        tokens = read_prompt(
+            loaded, DemoConfig(prompt=prompt, max_prompt_tokens=1 << 20, fabric=fabric.config)
+        )
+        residency = fabric.client.residency(tokens, model=loaded.name)
+        node = node or min(fabric.client.workers())
+        plan = fabric.client.plan(tokens, at=node, model=loaded.name)
+    holders = sorted({p.node for places in residency.placements() for p in places})
+    answer = {
+        "tokens_prompt": len(tokens),
+        "tokens_resident": residency.prefix_tokens,
+        "stored_bytes": residency.stored_bytes,
+        "nodes": holders,
+        "as_of": residency.as_of.version,
+        "ready": residency.ready,
+        "gap": residency.gap,
+        "at": node,
+        "choice": plan.choice,
+        "reason": plan.reason.value,
+        "predicted_restore_s": plan.predicted_restore_s,
+        "predicted_recompute_s": plan.predicted_recompute_s,
+        "steps": dict(plan.steps),
+    }
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    table = Table(title=str(prompt))
+    table.add_column("what")
+    table.add_column("value")
+    for name, value in answer.items():
+        table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
+    Console().print(table, plan.sentence)
+
+
+@main.command()
+@_model_options
+@click.option("--prompt", type=click.Path(path_type=Path), help="Text file of your own.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the receipt.")
+@click.option("--max-prompt-tokens", default=2304, show_default=True)
+@click.option("--fault", type=click.Choice(get_args(Fault)), default="none", show_default=True)
+@_config_option
+def demo(
+    *,
+    model: str | None,
+    target: float,
+    stages: int,
+    prompt: Path | None,
+    json_path: Path | None,
+    max_prompt_tokens: int,
+    fault: Fault,
+    config_path: Path | None,
+) -> None:
+    """Prefill, compress, move, restore elsewhere and go on: the whole job, once."""
+    options: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
+    config = DemoConfig(
+        model=model,
+        max_prompt_tokens=max_prompt_tokens,
+        num_stages=stages,
+        calibration=CalibrationConfig(target=target),
+        fabric=load_config(config_path, os.environ),
+        fault=fault,
+        **options,
+    )
+    with _progress() as on_progress:
+        loaded, calibrations, tokens = prepare(config, on_progress, _say)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        object_store_memory=local_ray.OBJECT_STORE_BYTES,
+    )
+    try:
+        receipt = run_demo(config, loaded, calibrations, tokens, _say)
+    finally:
+        ray.shutdown()
+    Console().print(receipt.render())
+    if json_path is not None:
+        receipt.write(json_path)
+        _say(f"receipt written to {json_path}")
+
+
+@contextmanager
+def _connected(config_path: Path | None, address: str | None) -> Iterator[Fabric]:
+    config: FabricConfig = load_config(config_path, os.environ)
+    local_ray.connect(address)
+    with Fabric(config) as fabric:
+        yield fabric
+
+
+def _calibrated(
+    model: str | None,
+    target: float,
+    stages: int,
+    corpus_config: CorpusConfig,
+    corpus: tuple[Path, ...],
+) -> tuple[Any, list[Any]]:
+    loaded = load_model(model, progress=_say)
+    with _progress() as on_progress:
+        calibrations = calibrate(
+            TransformersEngine(loaded),
+            loaded,
+            config=CalibrationConfig(target=target),
+            corpus=corpus,
+            corpus_config=corpus_config,
+            num_stages=stages,
+            on_progress=on_progress,
+        )
+    return loaded, calibrations
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """Bars on the terminal, one per kind of work, as it begins."""
+    names = {"capture": "running text through the model", "fit": "fitting the codec"}
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+    )
+    with Progress(*columns, TimeElapsedColumn(), console=_console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def on_progress(what: str, fraction: float) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(names.get(what, what), total=1.0)
+            bars.update(tasks[what], completed=fraction)
+
+        yield on_progress
+
+
+def _print_status(fabric: Fabric, *, as_json: bool) -> None:
+    fabric.client.refresh()
+    stats = fabric.stats()
+    workers = fabric.client.workers()
+    models = sorted(fabric.client.models())
+    if as_json:
+        answer = {
+            "models": models,
+            "workers": {
+                node: {**asdict(stat), "transports": workers[node].transports}
+                for node, stat in stats.items()
+            },
+        }
+        click.echo(json.dumps(answer, indent=2))
+        return
+    table = Table(title=f"fabric {fabric.config.ray_namespace}: {', '.join(models) or 'no model'}")
+    for column in ("worker", "components", "stored MB", "committed MB", "free MB", "faults", "UCX"):
+        table.add_column(column, justify="left" if column in ("worker", "UCX") else "right")
+    for node, stat in stats.items():
+        table.add_row(
+            node,
+            str(stat.num_components),
+            *(f"{n / 1e6:.1f}" for n in (stat.stored_bytes, stat.committed_bytes, stat.free_bytes)),
+            str(stat.rejected_corrupt + stat.quarantined),
+            ",".join(workers[node].transports),
+        )
+    Console().print(table)
+
+
+def _say(text: str) -> None:
+    _console.print(text, style="dim")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""`Fabric`: start the actors on a Ray cluster, register models, store and restore prefixes.
+
+`Fabric.start` makes the router and one worker per name, detached, so that they outlive
+the process that started them; `Fabric.connect` finds them again.  Any failure of a
+restore ends in a `RestoreOutcome` that says recompute and why: never in wrong bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+
+from actors.handoff import KvArrays
+from actors.naming import ROUTER, worker_actor_name
+from actors.profile import CodecSet, ModelProfile
+from actors.router import WorkerInfo
+from actors.worker import WorkerStat
+from actors.worker_actor import Restored, RestoreRequest
+from codec.calibration import Calibration
+from codec.codec import Codec
+from codec.errors import ConfigError, FabricError, IncompletePullError
+from codec.kvtc import KvtcCodec
+from codec.raw import RawCodec
+from fabric.client import FabricClient, link_label
+from fabric.config import FabricConfig
+from fabric.engines.protocol import Engine
+from fabric.launch import start_actors, stop_actors
+from policies.latency import decode_label, transfer_label
+from policies.planner import Choice, RestorePlan
+from policies.residency.events import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOutcome:
+    """What became of a restore: a cache to go on from, or nothing and the reason."""
+
+    plan: RestorePlan
+    cache: Any
+    """The engine's cache of the first `tokens_restored` tokens; ``None``: compute them."""
+
+    tokens_restored: int
+    reason: str
+    """Code: the plan's reason, or the class of the error that ended the restore."""
+
+    explanation: str
+    bytes_moved: int = 0
+    transport: str = "none"
+    steps: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per step, until the engine has the cache."""
+
+
+class Fabric:
+    """A running fabric, seen from one process."""
+
+    def __init__(self, config: FabricConfig) -> None:
+        """Connect to the fabric of ``config.ray_namespace`` on the current Ray.
+
+        Raises
+        ------
+        ConfigError
+            If there is none.
+        """
+        self.config = config
+        try:
+            self._router: Any = ray.get_actor(ROUTER, namespace=config.ray_namespace)
+        except ValueError:
+            raise ConfigError(
+                f"no fabric runs in Ray namespace {config.ray_namespace!r}; "
+                "start one with `kvfabric up`"
+            ) from None
+        self.client = FabricClient(self._router, config)
+
+    @classmethod
+    def start(
+        cls,
+        config: FabricConfig,
+        nodes: Mapping[str, Mapping[str, Any]] | Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Fabric:
+        """Start router and workers; what runs already is kept.
+
+        Parameters
+        ----------
+        nodes
+            Names of the workers, one per GPU (or logical GPU); as a mapping, with Ray
+            actor options that place each, such as resources or a scheduling strategy.
+        environment
+            Variables for the workers' processes, such as ``UCX_NET_DEVICES``.
+
+        Raises
+        ------
+        FabricError, RayError
+            If a worker does not come up.
+        """
+        start_actors(config, nodes, environment or {})
+        return cls(config)
+
+    def stop(self) -> int:
+        """End the fabric's actors on the whole cluster; how many there were."""
+        self.client.close()
+        return stop_actors(self.config)
+
+    def close(self) -> None:
+        """Leave the fabric running and forget it here."""
+        self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def add_model(
+        self, engine: Engine[Any], calibrations: Sequence[Calibration], *, name: str
+    ) -> ModelProfile:
+        """Register a model and load its codecs, ``kvtc`` and ``raw``, on every worker.
+
+        Every worker decodes a chunk of noise with each, so that predictions do not start
+        from nothing.
+
+        Raises
+        ------
+        ConfigError
+            If the calibrations are of another model, or do not tile this one's layers.
+        """
+        namespace = engine.namespace()
+        digest = namespace.digest()
+        stages = tuple(calibration.stage for calibration in calibrations)
+        if stages != engine.geometry.split_layers(len(stages) or 1):
+            raise ConfigError(f"calibrations must cover {engine.geometry.whole}, got {stages}")
+        for calibration in calibrations:
+            if calibration.provenance.get("namespace") != digest.hex():
+                raise ConfigError(
+                    f"calibration {calibration.digest.hex()} is of another model or dtype; "
+                    "run `kvfabric calibrate` for this one"
+                )
+        kvtc = [KvtcCodec(calibration, namespace=digest) for calibration in calibrations]
+        raw = [
+            RawCodec(stage, engine.geometry.of_stage(stage), namespace.dtype, namespace=digest)
+            for stage in stages
+        ]
+        profile = ModelProfile(
+            name=name,
+            namespace=digest,
+            geometry=engine.geometry,
+            dtype=namespace.dtype,
+            tokens_per_chunk=self.config.tokens_per_chunk,
+            stages=stages,
+            codec_sets=tuple(
+                CodecSet(name=kind, codecs=tuple(codec.codec_id for codec in codecs))
+                for kind, codecs in (("kvtc", kvtc), ("raw", raw))
+            ),
+        )
+        codecs: list[Codec] = [*kvtc, *raw]
+        call = self._router.add_model.remote(profile, codecs)
+        ray.get(call, timeout=4 * self.config.deadline_s)
+        nodes = sorted(self.client.workers())
+        loading = [self.worker(node).load_models.remote() for node in nodes]
+        ray.get(loading, timeout=4 * self.config.deadline_s)
+        for node in nodes:
+            self._try_codecs(node, codecs, profile)
+        self.client.refresh()
+        return profile
+
+    def store(
+        self,
+        engine: Engine[Any],
+        cache: Any,  # noqa: ANN401 - the engine's own type
+        tokens: Sequence[int],
+        *,
+        at: str,
+        model: str | None = None,
+        codecs: Sequence[str] = ("kvtc",),
+    ) -> list[Placement]:
+        """Store the whole chunks of a prefilled prompt in the worker at ``at``.
+
+        Parameters
+        ----------
+        cache
+            Holds the KV of at least the whole chunks of ``tokens``.
+        codecs
+            Names of the ways to store them.
+
+        Raises
+        ------
+        ArenaFullError
+            If the worker has no room; chunks stored before that stay.
+        ConfigError
+            If the model or worker is not registered.
+        """
+        profile = self.client.profile(model)
+        prefix = profile.prefix(tokens)
+        if not prefix.keys:
+            return []
+        arrays = KvArrays.of(*engine.capture(cache, 0, len(prefix.keys) * profile.tokens_per_chunk))
+        wanted = [codec for name in codecs for codec in profile.codec_set(name).codecs]
+        placements: list[Placement] = ray.get(
+            self.worker(at).store.remote(prefix, arrays, wanted),
+            timeout=8 * self.config.deadline_s,
+        )
+        self.client.refresh()
+        return placements
+
+    def restore(
+        self,
+        engine: Engine[Any],
+        tokens: Sequence[int],
+        *,
+        at: str,
+        model: str | None = None,
+        force: Choice | None = None,
+    ) -> RestoreOutcome:
+        """Restore a prompt's prefix into ``engine`` at node ``at``, if the plan says so.
+
+        Nothing that goes wrong is raised: the outcome then has no cache and says why.
+        The client catches up first: a plan is worth the millisecond that takes.
+        """
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            self.client.refresh()
+        plan = self.client.plan(tokens, at=at, model=model, force=force)
+        if not plan.is_restore:
+            return RestoreOutcome(
+                plan=plan,
+                cache=None,
+                tokens_restored=0,
+                reason=plan.reason.value,
+                explanation=plan.sentence,
+            )
+        try:
+            return self._carry_out(engine, tokens, plan, at=at, model=model)
+        except (FabricError, ray.exceptions.RayError, TimeoutError) as error:
+            self._after_failure(plan, error)
+            return RestoreOutcome(
+                plan=plan,
+                cache=None,
+                tokens_restored=0,
+                reason=_error_name(error),
+                explanation=f"restore failed, recomputing: {_first_line(error)}",
+            )
+
+    def worker(self, node: str) -> Any:  # noqa: ANN401 - Ray's handle
+        """Handle of the worker at ``node``.
+
+        Raises
+        ------
+        ConfigError
+            If there is none.
+        """
+        try:
+            return ray.get_actor(worker_actor_name(node), namespace=self.config.ray_namespace)
+        except ValueError:
+            raise ConfigError(f"no worker {node!r} runs in this fabric") from None
+
+    def stats(self) -> dict[str, WorkerStat]:
+        """How full every live worker is, and what it has counted."""
+        nodes = sorted(self.client.workers())
+        calls = [self.worker(node).stat.remote() for node in nodes]
+        return dict(zip(nodes, ray.get(calls, timeout=self.config.deadline_s), strict=True))
+
+    def observe(self, observations: Sequence[tuple[str, str, float, float]]) -> None:
+        """Report (step, label, size, seconds) to the latency model."""
+        ray.get(self._router.observe.remote(list(observations)), timeout=self.config.deadline_s)
+
+    def observe_prefill(self, node: str, start: int, stop: int, seconds: float) -> None:
+        """Report a prefill of tokens ``[start, stop)`` at ``node``."""
+        call = self._router.observe_prefill.remote(node, start, stop, seconds)
+        ray.get(call, timeout=self.config.deadline_s)
+
+    def measure_links(self) -> None:
+        """Probe the way between every pair of workers, for the latency model."""
+        workers = self.client.workers()
+        for target in workers:
+            for source, info in workers.items():
+                if source == target:
+                    continue
+                call = self.worker(target).measure_link.remote(info)
+                probe = ray.get(call, timeout=4 * self.config.deadline_s)
+                label = transfer_label(link_label(source, target), "host")
+                self.observe(
+                    [
+                        ("transfer", label, size, probe.t0_s + size / probe.bytes_per_s)
+                        for size in (1 << 16, 1 << 23)
+                    ]
+                )
+
+    def _carry_out(
+        self,
+        engine: Engine[Any],
+        tokens: Sequence[int],
+        plan: RestorePlan,
+        *,
+        at: str,
+        model: str | None,
+    ) -> RestoreOutcome:
+        profile = self.client.profile(model)
+        stages = {segment.stage: segment.codec for segment in plan.segments}
+        workers = self.client.workers()
+        sources = {s.node: _source(workers, s.node) for s in plan.segments if s.node != at}
+        request = RestoreRequest(
+            prefix=profile.prefix(tokens),
+            codecs=tuple(stages[stage] for stage in profile.stages),
+            boundary_tokens=plan.boundary_tokens,
+            segments=plan.segments,
+            sources=sources,
+        )
+        asked = time.perf_counter()
+        restored: Restored = ray.get(
+            self.worker(at).restore.remote(request), timeout=8 * self.config.deadline_s
+        )
+        answered = time.perf_counter()
+        cache = engine.restore(*restored.arrays.tensors())
+        handed = time.perf_counter()
+        in_worker = sum(restored.steps.values())
+        steps = {
+            **restored.steps,
+            "handoff": (handed - answered) + max(0.0, answered - asked - in_worker),
+        }
+        self._observe_restore(plan, steps, at)
+        return RestoreOutcome(
+            plan=plan,
+            cache=cache,
+            tokens_restored=plan.boundary_tokens,
+            reason=plan.reason.value,
+            explanation=plan.sentence,
+            bytes_moved=restored.bytes_moved,
+            transport=restored.transport,
+            steps=steps,
+        )
+
+    def _observe_restore(self, plan: RestorePlan, steps: Mapping[str, float], at: str) -> None:
+        """Tell the latency model, where one source and codec make the times attributable."""
+        if len({(s.node, s.tier, s.codec) for s in plan.segments}) != 1:
+            return
+        segment = plan.segments[0]
+        stored = sum(s.stored_bytes for s in plan.segments)
+        decoded = sum(s.decoded_bytes for s in plan.segments)
+        link = link_label(segment.node, at)
+        observations = []
+        for step, seconds in steps.items():
+            if step == "connect":
+                observations.append((step, link, 0.0, seconds))
+            elif step == "transfer":
+                observations.append((step, transfer_label(link, segment.tier), stored, seconds))
+            else:
+                size = stored if step == "verify" else decoded
+                observations.append((step, decode_label(at, segment.codec), size, seconds))
+        self.observe(observations)
+
+    def _after_failure(self, plan: RestorePlan, error: Exception) -> None:
+        """Have sources look at what they hold where bytes arrived that were not sound."""
+        if not isinstance(error, IncompletePullError):
+            return
+        for segment in plan.segments:
+            with contextlib.suppress(FabricError, ray.exceptions.RayError, TimeoutError):
+                wants = [(component, segment.codec) for component in segment.components]
+                call = self.worker(segment.node).scrub.remote(wants)
+                ray.get(call, timeout=self.config.deadline_s)
+
+    def _try_codecs(self, node: str, codecs: Sequence[Codec], profile: ModelProfile) -> None:
+        """Have a worker time each codec on an example chunk, for the latency model."""
+        for codec in codecs:
+            call = self.worker(node).try_codec.remote(
+                codec.codec_id, profile.dtype, profile.tokens_per_chunk
+            )
+            label = decode_label(node, codec.codec_id)
+            times = ray.get(call, timeout=4 * self.config.deadline_s)
+            self.observe([(step, label, size, seconds) for step, size, seconds in times])
+
+
+def _source(workers: Mapping[str, WorkerInfo], node: str) -> WorkerInfo:
+    if node not in workers:
+        raise ConfigError(f"worker {node!r} left the fabric after the plan was made")
+    return workers[node]
+
+
+def _error_name(error: Exception) -> str:
+    cause = getattr(error, "cause", None)
+    return type(cause if isinstance(cause, Exception) else error).__name__
+
+
+def _first_line(error: Exception) -> str:
+    cause = getattr(error, "cause", None)
+    text = str(cause if isinstance(cause, Exception) else error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__

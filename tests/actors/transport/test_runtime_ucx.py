@@ -1,0 +1,139 @@
+"""`connect`: late attempts are left to end by themselves, and nobody's endpoint is aborted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actors.transport import runtime_ucx
+from actors.transport.deadlines import Countdown, Deadlines
+from actors.transport.runtime_ucx import connect
+from codec.errors import PeerLostError, TransferTimeoutError
+from tests.actors.transport.memory_endpoint import ERRORS, EndpointError, MemoryEndpoint
+
+
+class Attempts:
+    """Stands in for ucxx: each attempt waits for the test to decide it."""
+
+    def __init__(self) -> None:
+        self.made: list[asyncio.Future[MemoryEndpoint]] = []
+        self.errors = ERRORS
+
+    async def create(self, *_: object) -> MemoryEndpoint:
+        """Begin an attempt."""
+        self.made.append(asyncio.Future())
+        return await self.made[-1]
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Attempts under control of the test; none is in limbo afterwards."""
+    stand_in = Attempts()
+    monkeypatch.setattr(runtime_ucx, "_create_endpoint", stand_in.create)
+    yield stand_in
+    assert runtime_ucx._limbo == {}
+
+
+async def attempt(attempts: Any, *, port: int = 7, connect_s: float = 30.0) -> Any:
+    """Connect to ``host`` at ``port``."""
+    countdown = Countdown(Deadlines(connect_s=connect_s), clock=asyncio.get_running_loop().time)
+    return await connect(attempts, "host", port, peer="node-7", countdown=countdown)
+
+
+async def turns() -> None:
+    """Let the loop run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_an_endpoint_is_returned(attempts: Any) -> None:
+    """The plain case."""
+    task = asyncio.ensure_future(attempt(attempts))
+    await turns()
+    endpoint = MemoryEndpoint()
+    attempts.made[0].set_result(endpoint)
+
+    assert await task is endpoint
+    assert not endpoint.is_closed
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (EndpointError("not connected"), PeerLostError),
+        (ConnectionRefusedError(), PeerLostError),
+        (RuntimeError("checksum invalid"), PeerLostError),
+        (TimeoutError(), TransferTimeoutError),
+        (KeyError("bug"), KeyError),
+    ],
+)
+async def test_a_failed_attempt_is_named(
+    attempts: Any, error: Exception, kind: type[Exception]
+) -> None:
+    """Whatever ucxx or the network say; only a bug stays what it is."""
+    task = asyncio.ensure_future(attempt(attempts))
+    await turns()
+    attempts.made[0].set_exception(error)
+
+    with pytest.raises(kind):
+        await task
+
+
+async def test_a_late_endpoint_is_aborted(attempts: Any) -> None:
+    """Nobody waits for it any more."""
+    with pytest.raises(TransferTimeoutError) as caught:
+        await attempt(attempts, connect_s=0.01)
+    assert caught.value.step == "connecting"
+    assert not attempts.made[0].cancelled()
+    assert len(runtime_ucx._limbo) == 1
+
+    endpoint = MemoryEndpoint()
+    attempts.made[0].set_result(endpoint)
+    await turns()
+
+    assert endpoint.is_closed
+
+
+async def test_a_late_failure_is_forgotten(attempts: Any) -> None:
+    """It would be logged by asyncio as never retrieved, were it not looked at."""
+    with pytest.raises(TransferTimeoutError):
+        await attempt(attempts, connect_s=0.01)
+
+    attempts.made[0].set_exception(EndpointError("reset"))
+    await turns()
+
+
+async def test_a_cancelled_caller_leaves_the_attempt_alone(attempts: Any) -> None:
+    """Cancelling it would corrupt memory."""
+    task = asyncio.ensure_future(attempt(attempts))
+    await turns()
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert not attempts.made[0].cancelled()
+    attempts.made[0].set_exception(EndpointError("reset"))
+    await turns()
+
+
+async def test_the_next_attempt_at_an_address_takes_a_late_one_over(attempts: Any) -> None:
+    """So a hung peer has no pile of attempts; another address begins its own."""
+    with pytest.raises(TransferTimeoutError):
+        await attempt(attempts, connect_s=0.01)
+
+    again = asyncio.ensure_future(attempt(attempts))
+    other = asyncio.ensure_future(attempt(attempts, port=8))
+    await turns()
+    assert len(attempts.made) == 2
+    endpoints = [MemoryEndpoint(), MemoryEndpoint()]
+    for future, endpoint in zip(attempts.made, endpoints, strict=True):
+        future.set_result(endpoint)
+
+    assert await again is endpoints[0]
+    assert await other is endpoints[1]
+    await turns()
+    assert not endpoints[0].is_closed

@@ -1,0 +1,242 @@
+"""Finding a model's rotation from what it caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from codec.errors import UnsupportedModelError
+from codec.rope import RotarySpec, Style
+from fabric.engines.probe import (
+    TOLERANCES,
+    RotaryCandidate,
+    constant_inputs,
+    fit_rotary,
+    probe_positions,
+    rotary_candidates,
+)
+
+POSITIONS = probe_positions(4096)
+LOCAL = RotaryCandidate((1.0, 0.25, 0.0625), 1.0, "default")
+GLOBAL = RotaryCandidate((1.0, 0.5, 0.015625), 1.25, "yarn")
+NARROW = RotaryCandidate((0.75,), 1.0, "default")
+DYNAMIC = RotaryCandidate(LOCAL.inv_freq_F, 1.0, "dynamic")
+
+
+def spec_of(layers: list[RotaryCandidate | None], style: Style, dtype: torch.dtype) -> RotarySpec:
+    """The spec of a model whose layers use these; None is a layer that does not rotate."""
+    return RotarySpec(
+        inv_freq_LF=tuple(c.inv_freq_F if c else (0.0, 0.0, 0.0) for c in layers),
+        attention_scaling_L=tuple(c.attention_scaling if c else 1.0 for c in layers),
+        style=style,
+        table_dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def cached_by(
+    spec: RotarySpec, dtype: torch.dtype, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What such a model caches of constant inputs: keys rotated, values all alike."""
+    generator = torch.Generator().manual_seed(seed)
+    still = torch.randn(1, spec.num_layers, 2, spec.rotary_dim + 2, generator=generator)
+    still = still.expand(len(POSITIONS), -1, -1, -1)
+    return spec.rotate(still, torch.tensor(POSITIONS)).to(dtype), still.to(dtype)
+
+
+def fit(
+    keys: torch.Tensor, values: torch.Tensor, candidates: list[RotaryCandidate], **limits: int
+) -> RotarySpec:
+    """`fit_rotary` at the positions of this module."""
+    return fit_rotary(keys, values, POSITIONS, candidates, name="model", **limits)
+
+
+@settings(deadline=None)
+@given(
+    layers=st.lists(st.sampled_from([LOCAL, GLOBAL, None]), min_size=1, max_size=4),
+    style=st.sampled_from(["half", "interleaved"]),
+    dtype=st.sampled_from(sorted(TOLERANCES, key=str)),
+    seed=st.integers(0, 1000),
+)
+def test_the_rotation_that_was_done_is_the_one_found(
+    layers: list[RotaryCandidate | None], style: Style, dtype: torch.dtype, seed: int
+) -> None:
+    """For any mix of layers; a model that rotates nothing has no style and one frequency."""
+    spec = spec_of(layers, style, dtype)
+
+    found = fit(*cached_by(spec, dtype, seed), [GLOBAL, NARROW, LOCAL])
+
+    if any(layers):
+        assert found == spec
+    else:
+        assert found.inv_freq_LF == ((0.0,),) * len(layers)
+
+
+def test_keys_turned_by_something_else_are_refused() -> None:
+    """Fail closed, naming the layer."""
+    keys, values = cached_by(spec_of([LOCAL, GLOBAL], "half", torch.float32), torch.float32)
+
+    with pytest.raises(UnsupportedModelError, match="model layer 1: its keys are not turned"):
+        fit(keys, values, [LOCAL])
+
+
+def test_keys_of_nothing_are_refused() -> None:
+    """All zero, they would fit anything."""
+    keys, values = cached_by(spec_of([LOCAL], "half", torch.float32), torch.float32)
+
+    with pytest.raises(UnsupportedModelError, match="model layer 0: its keys"):
+        fit(torch.zeros_like(keys), values, [LOCAL])
+
+
+def test_values_that_depend_on_the_position_are_refused() -> None:
+    """As where latent attention keeps its rotated part there."""
+    keys, _ = cached_by(spec_of([LOCAL, LOCAL], "half", torch.float32), torch.float32)
+
+    with pytest.raises(UnsupportedModelError, match="model layer 0: its cached values depend"):
+        fit(keys, keys, [LOCAL])
+
+
+def test_layers_that_pair_differently_are_refused() -> None:
+    """One spec has one style; no known model mixes them."""
+    half, pairs = (
+        cached_by(spec_of([LOCAL], style, torch.float32), torch.float32)
+        for style in ("half", "interleaved")
+    )
+    keys, values = (torch.cat(both, dim=1) for both in zip(half, pairs, strict=True))
+
+    with pytest.raises(UnsupportedModelError, match="rotate keys in different ways"):
+        fit(keys, values, [LOCAL])
+
+
+def test_layers_that_rotate_different_widths_are_refused() -> None:
+    """A narrow rotation cannot be written as a wide one with zeros: other dimensions pair up."""
+    wide = spec_of([LOCAL], "half", torch.float32)
+    narrow = RotarySpec.uniform(NARROW.inv_freq_F, num_layers=1)
+    keys, values = cached_by(wide, torch.float32)
+    other = narrow.rotate(values, torch.tensor(POSITIONS))
+
+    with pytest.raises(UnsupportedModelError, match="rotate keys in different ways"):
+        fit(torch.cat([keys, other], dim=1), torch.cat([values, values], dim=1), [LOCAL, NARROW])
+
+
+@pytest.mark.parametrize("candidates", [[DYNAMIC], [LOCAL, DYNAMIC], [DYNAMIC, LOCAL]], ids=len)
+def test_frequencies_that_may_change_are_refused(candidates: list[RotaryCandidate]) -> None:
+    """Even where others that do not change happen to be equal now."""
+    keys, values = cached_by(spec_of([LOCAL], "half", torch.float32), torch.float32)
+
+    with pytest.raises(UnsupportedModelError, match="'dynamic'"):
+        fit(keys, values, candidates)
+
+
+def test_a_scaling_that_changed_during_the_run_is_named() -> None:
+    """Rather than that nothing fits, which is true and says less."""
+    keys, values = cached_by(spec_of([GLOBAL], "half", torch.float32), torch.float32)
+    long = RotaryCandidate(LOCAL.inv_freq_F, 1.0, "longrope")
+
+    with pytest.raises(UnsupportedModelError, match="change past position 64"):
+        fit(keys, values, [long], max_positions=128, original_positions=64)
+
+
+def test_a_scaling_that_nobody_uses_does_not_matter() -> None:
+    """That of an image encoder, say."""
+    keys, values = cached_by(spec_of([GLOBAL], "half", torch.float32), torch.float32)
+
+    assert fit(keys, values, [DYNAMIC, GLOBAL]).inv_freq_LF == (GLOBAL.inv_freq_F,)
+
+
+@pytest.mark.parametrize(("max_positions", "expected"), [(1, [0]), (4, [0, 1, 2, 3]), (12, 6)])
+def test_positions_stay_within_the_model(max_positions: int, expected: list[int] | int) -> None:
+    """Past its end, a model with learned positions has none."""
+    positions = probe_positions(max_positions)
+
+    assert positions == expected if isinstance(expected, list) else len(positions) == expected
+    assert max(positions) < max_positions
+
+
+class Rotary(nn.Module):
+    """A rotary module as transformers has them, plain or with one set per kind of layer."""
+
+    def __init__(self, rope_type: Any, **fields: Any) -> None:
+        super().__init__()
+        self.rope_type = rope_type
+        for name, value in fields.items():
+            if isinstance(value, torch.Tensor):
+                self.register_buffer(name, value, persistent=False)
+            else:
+                setattr(self, name, value)
+
+
+def test_candidates_are_the_buffers_of_rotary_modules() -> None:
+    """Plain, per kind of layer, and bare; the copies of dynamic scalings do not count."""
+    one, two = torch.tensor([1.0, 0.5]), torch.tensor([1.0, 0.25], dtype=torch.float64)
+    model = nn.ModuleList(
+        [
+            Rotary("yarn", inv_freq=one, original_inv_freq=one, attention_scaling=1.5),
+            Rotary(
+                {"local": "default", "global": "linear"},
+                local_inv_freq=one,
+                local_original_inv_freq=two,
+                local_attention_scaling=1.0,
+                global_inv_freq=two,
+                global_attention_scaling=2.0,
+            ),
+            nn.BatchNorm1d(3),
+        ]
+    )
+    bare = nn.Module()
+    bare.register_buffer("inv_freq", two)
+
+    assert rotary_candidates(model) == [
+        RotaryCandidate((1.0, 0.5), 1.5, "yarn"),
+        RotaryCandidate((1.0, 0.5), 1.0, "default"),
+        RotaryCandidate((1.0, 0.25), 2.0, "linear"),
+    ]
+    assert rotary_candidates(bare) == [RotaryCandidate((1.0, 0.25), 1.0, "default")]
+    assert rotary_candidates(nn.Linear(2, 2)) == []
+
+
+class Layer(nn.Module):
+    """A layer that says what it was given."""
+
+    def __init__(self, layer_idx: int | None) -> None:
+        super().__init__()
+        if layer_idx is not None:
+            self.layer_idx = layer_idx
+
+    def forward(self, hidden_states: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """Give it back."""
+        return hidden_states * scale
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_layers_see_one_input_everywhere(by_name: bool) -> None:
+    """However they are called, and only within the block."""
+    layer, states = Layer(0), torch.arange(6.0).reshape(1, 3, 2)
+
+    with constant_inputs(nn.ModuleList([layer])):
+        seen = layer(hidden_states=states, scale=2.0) if by_name else layer(states, 2.0)
+
+    assert torch.equal(seen, torch.tensor([[[0.0, 2.0]] * 3]))
+    assert torch.equal(layer(states), states)
+
+
+def test_modules_that_are_no_layers_are_left_alone() -> None:
+    """Rotary modules and the head have no index."""
+    other, states = Layer(None), torch.arange(6.0).reshape(1, 3, 2)
+
+    with constant_inputs(nn.ModuleList([other])):
+        assert torch.equal(other(states), states)
+
+
+def test_hooks_are_removed_when_the_run_fails() -> None:
+    """The model is used again, or by someone else."""
+    layer, states = Layer(0), torch.arange(6.0).reshape(1, 3, 2)
+
+    with pytest.raises(MemoryError), constant_inputs(nn.ModuleList([layer])):
+        raise MemoryError
+
+    assert torch.equal(layer(states), states)

@@ -1,0 +1,110 @@
+"""The command line: help for everything, one line and a remedy for every error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from codec.errors import ConfigError
+from fabric import cli, local_ray
+from fabric.cli import main
+
+
+def run(*arguments: str) -> Result:
+    """Run ``kvfabric`` in this process."""
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "calibrate", "query", "demo"])
+def test_every_command_explains_itself(command: str) -> None:
+    """And is listed."""
+    result = run(command, "--help")
+
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+    assert command in run("--help").output
+
+
+def test_the_version_is_the_packages() -> None:
+    """As installed."""
+    assert "0.1.0" in run("--version").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("calibrate", "--target", "0"), "target must be between 1 and 256"),
+        (("calibrate", "--window", "8"), "window_tokens"),
+        (("demo", "--prompt", "/nowhere/prompt.txt"), "cannot read the prompt"),
+        (("demo", "--max-prompt-tokens", "100"), "max_prompt_tokens must be over 384"),
+        (("demo", "--config", "/nowhere/fabric.toml"), "cannot read settings"),
+        (("demo", "--model", "/nowhere"), "/nowhere"),
+        (("status", "--config", "/nowhere/fabric.toml"), "cannot read settings"),
+    ],
+)
+def test_errors_are_one_line_with_what_was_wrong(arguments: tuple[str, ...], message: str) -> None:
+    """No traceback, exit code 1."""
+    result = run(*arguments)
+
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert message in result.output.replace("\n", " ")
+    assert "Traceback" not in result.output
+
+
+def test_an_unknown_fault_is_a_usage_error() -> None:
+    """Click names the choices."""
+    result = run("demo", "--fault", "meteor")
+
+    assert result.exit_code == 2
+    assert "kill-source" in result.output
+
+
+def test_status_without_a_ray_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is in the message."""
+
+    def refuse(address: str | None) -> None:
+        raise ConfigError(f"no Ray answers at {address}; start one with `kvfabric up`")
+
+    monkeypatch.setattr(local_ray, "connect", refuse)
+
+    result = run("status")
+
+    assert result.exit_code == 1
+    assert "kvfabric up" in result.output
+
+
+def test_up_on_a_named_cluster_never_starts_a_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that was named and does not answer is an error."""
+
+    def refuse(address: str | None) -> None:
+        raise ConfigError("no Ray answers")
+
+    monkeypatch.setattr(local_ray, "connect", refuse)
+    monkeypatch.setattr(local_ray, "start", lambda: pytest.fail("started a local Ray"))
+
+    assert run("up", "--address", "10.77.0.9:6379").exit_code == 1
+
+
+def test_down_leaves_processes_alone_that_it_did_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The id in the state file may be somebody else's by now."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    state = local_ray._state_file()
+    state.parent.mkdir(parents=True)
+    state.write_text('{"pid": 1}')
+
+    assert local_ray.stop() is False
+    assert not state.exists()
+    assert local_ray.stop() is False
+
+
+def test_progress_shows_each_kind_of_work_once() -> None:
+    """Bars come as work begins."""
+    with cli._progress() as on_progress:
+        on_progress("capture", 0.5)
+        on_progress("capture", 1.0)
+        on_progress("fit", 0.2)
