@@ -157,7 +157,7 @@ def _path(stage: Stage, config: CalibrationConfig, provenance: dict[str, str | i
     inputs = {"profile": PROFILE, "stage": str(stage), **asdict(config), **provenance}
     parts = [f"{name}={value}".encode() for name, value in sorted(inputs.items())]
     name = digest("kvfabric.calibration.input.1", *parts).hex()
-    return cache_directory() / "calibrations" / f"{name}.safetensors"
+    return cache_directory().parent / "calibrations" / f"{name}.safetensors"
 
 
 def _load(path: Path) -> Calibration | None:

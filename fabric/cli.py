@@ -113,10 +113,13 @@ def up(
 def down(*, config_path: Path | None, address: str | None) -> None:
     """Stop the fabric, and the Ray that `up` started if it did."""
     config = load_config(config_path, os.environ)
-    local_ray.connect(address)
-    num_stopped = stop_actors(config)
-    ray.shutdown()
-    stopped_ray = address is None and local_ray.stop()
+    num_stopped = 0
+    try:
+        local_ray.connect(address)
+        num_stopped = stop_actors(config)
+    finally:
+        ray.shutdown()
+        stopped_ray = address is None and local_ray.stop()
     click.echo(f"stopped {num_stopped} actor(s)" + (" and the local Ray" if stopped_ray else ""))
 
 
@@ -341,7 +344,3 @@ def _print_status(fabric: Fabric, *, as_json: bool) -> None:
 
 def _say(text: str) -> None:
     _console.print(text, style="dim")
-
-
-if __name__ == "__main__":
-    main()

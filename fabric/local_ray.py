@@ -1,6 +1,6 @@
 """A Ray on this machine that outlives the command that started it, and how to reach any Ray.
 
-Token authentication is on in every Ray started here.  Only what was started here is ever
+Token authentication is on in every Ray started here: `fabric.__main__` sees to it.  Only what was started here is ever
 stopped: the head's process group is remembered in a file in the user's cache directory.
 """
 
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from codec.errors import ConfigError
 from fabric.engines.loading import cache_directory
 
 START_TIMEOUT_S = 120.0
+KNOCK_TIMEOUT_S = 3.0
 OBJECT_STORE_BYTES = 1 << 30
 
 
@@ -37,14 +39,42 @@ def connect(address: str | None) -> None:
     ConfigError
         If there is none; the message says how to start one.
     """
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    where = address or _address_on_this_machine()
+    if where is None or not _answers(where):
+        raise ConfigError(
+            f"no Ray answers at {address or 'this machine'}; "
+            "start one with `kvfabric up` or `ray up cluster.yaml`"
+        )
     try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(address=where, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError) as error:
         raise ConfigError(
-            f"no Ray answers at {address or 'this machine'} ({_first_line(error)}); "
-            "start one with `kvfabric up` or `ray up cluster.yaml`"
+            f"the Ray at {where} refuses this driver ({_first_line(error)}); is the file "
+            "~/.ray/auth_token the one its head has?"
         ) from error
+
+
+def _address_on_this_machine() -> str | None:
+    """Where Ray itself would look: its variable, then the file its head leaves behind."""
+    if "RAY_ADDRESS" in os.environ:
+        return os.environ["RAY_ADDRESS"]
+    note = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    try:
+        return note.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def _answers(address: str) -> bool:
+    """Whether anything listens there; Ray would try a dead address for minutes."""
+    host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    if not host or not port.isdigit():
+        return True  # not an address to knock at: let Ray judge it
+    try:
+        with socket.create_connection((host, int(port)), timeout=KNOCK_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
 
 
 def start() -> None:
@@ -57,20 +87,13 @@ def start() -> None:
     """
     state = _state_file()
     state.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
-    scripts = [sys.executable, "-m", "ray.scripts.scripts"]
-    subprocess.run(
-        [*scripts, "get-auth-token", "--generate"],
-        env=environment,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
     log = state.with_suffix(".log")
     with log.open("wb") as output:
         head = subprocess.Popen(
             [
-                *(*scripts, "start", "--head", "--block", "--include-dashboard=false"),
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+                *("--include-dashboard=false", "--disable-usage-stats"),
                 f"--object-store-memory={OBJECT_STORE_BYTES}",
             ],
             env=environment,
@@ -117,7 +140,7 @@ def _is_our_head(pid: int) -> bool:
 
 
 def _state_file() -> Path:
-    return cache_directory() / "local-ray.json"
+    return cache_directory().parent / "local-ray.json"
 
 
 def _first_line(error: Exception) -> str:

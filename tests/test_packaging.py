@@ -42,7 +42,7 @@ def test_the_distribution_is_named_and_scripted_as_promised() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
     assert project["project"]["name"] == "kvfabric"
-    assert project["project"]["scripts"] == {"kvfabric": "fabric.cli:main"}
+    assert project["project"]["scripts"] == {"kvfabric": "fabric.__main__:main"}
     assert set(project["project"]["optional-dependencies"]) == {"hf", "cuda", "vllm", "dev"}
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == list(PACKAGES)
 

@@ -99,7 +99,7 @@ def load_model(
     _check_directory(directory)
     model = _from_pretrained("AutoModelForCausalLM", directory, dtype=dtype)
     tokenizer = _from_pretrained("AutoTokenizer", directory)
-    return LoadedModel(model.eval(), tokenizer, name, fingerprint(directory))
+    return LoadedModel(model, tokenizer, name, fingerprint(directory))
 
 
 def fingerprint(directory: Path) -> str:

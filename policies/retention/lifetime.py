@@ -242,8 +242,17 @@ class _Search:
         except TooFineError:
             self.is_loose = True
             return [(keys, ceiling(a, b))]
+        if lower and higher and self._is_never_above(keys, a, b):
+            return [(keys, b)]  # equal where it is not later: one plain answer for all
         parts: list[Part] = [(part, a) for part in lower]
         return parts + [(part, b) for part in higher]
+
+    def _is_never_above(self, keys: Keys, a: Form, b: Form) -> bool:
+        """Whether ``a <= b`` on all of ``keys``, as far as the budget lets one see."""
+        try:
+            return not cut(keys, add(a, b, -1), self.budget)[1]
+        except TooFineError:
+            return False
 
     def claims(self, parts: list[Part]) -> tuple[Claim, ...]:
         """The parts as claims, sorted by key."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +15,7 @@ from actors.holds import Incoming, Pin
 from codec.errors import StaleLeaseError
 from policies.residency.events import Placement
 from tests.suites.blobs import codec_of, key_of
+from tests.suites.probes import run_in_threads
 
 PLACEMENT = Placement(key_of(1), codec_of(), "node", "host", 10, 100, 1)
 
@@ -179,19 +179,13 @@ def test_only_one_of_many_commits_wins(arena: Arena) -> None:
     publish = Publisher()
     incoming = Incoming(arena, arena.reserve(10), publish)
     refused: list[StaleLeaseError] = []
-    barrier = threading.Barrier(4)
 
-    def end() -> None:
-        barrier.wait()
+    def end(_: int) -> None:
         try:
             incoming.commit()
         except StaleLeaseError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=end) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(end, 4)
 
     assert (len(publish.leases), len(refused)) == (1, 3)

@@ -20,7 +20,7 @@ def demo(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     """The receipt of one ``kvfabric demo``."""
     receipt = tmp_path / "receipt.json"
     finished = subprocess.run(
-        [sys.executable, "-m", "fabric.cli", "demo", "--json", str(receipt), *arguments],
+        [sys.executable, "-m", "fabric", "demo", "--json", str(receipt), *arguments],
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
         capture_output=True,
         text=True,

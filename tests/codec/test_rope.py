@@ -192,7 +192,7 @@ def test_garbage_is_refused_with_one_kind_of_error(fields: dict[str, Any]) -> No
         ("row_of_layer", []),
         ("row_of_layer", [-1]),
         ("row_of_layer", [1]),
-        ("row_of_layer", [True]),
+        ("row_of_layer", [False]),
         ("row_of_layer", [0.0]),
         ("more", 1),
     ],

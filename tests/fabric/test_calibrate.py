@@ -94,7 +94,7 @@ def loaded_cache() -> Path:
     """Where calibrations are kept for this test."""
     from fabric.engines.loading import cache_directory  # noqa: PLC0415 - reads the environment
 
-    return cache_directory() / "calibrations"
+    return cache_directory().parent / "calibrations"
 
 
 @pytest.mark.parametrize("change", ["text", "target", "dtype", "stages"])

@@ -43,7 +43,7 @@ def test_the_first_observation_sets_the_level() -> None:
     assert fit.coefficients == pytest.approx((0.001, 0.001))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     t0=st.floats(1e-4, 1e-1),
     rate=st.floats(1e7, 1e11),
@@ -61,6 +61,7 @@ def test_an_affine_law_is_found(t0: float, rate: float, prior_t0: float, prior_r
         assert fit.predict([1.0, size]) == pytest.approx(t0 + size / rate, rel=1e-6)
 
 
+@settings(deadline=None)
 @given(observations)
 def test_no_term_is_ever_negative(pairs: list[tuple[float, float]]) -> None:
     """Also where larger was faster, or everything took no time at all."""

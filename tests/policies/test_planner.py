@@ -6,7 +6,7 @@ import pickle
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codec.identity import CodecId
@@ -81,6 +81,7 @@ def test_the_boundary_leaves_the_window_and_one_token(
     assert found.num_prompt_tokens == prompt
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 200), st.integers(0, 10))
 def test_boundaries_are_never_out_of_the_prompt(prompt: int, window: int, chunks: int) -> None:
     """Not negative, at least one token left, and covered by what is fetched."""
@@ -248,6 +249,7 @@ some_runs = st.lists(
 ).map(lambda spans: runs_of(*spans))
 
 
+@settings(deadline=None)
 @given(st.lists(some_runs, min_size=1, max_size=2), some_runs, st.integers(20, 110))
 def test_no_codec_and_no_sources_are_faster(
     first: list[tuple[Run, ...]], second: tuple[Run, ...], prompt: int

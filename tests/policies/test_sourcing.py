@@ -6,7 +6,7 @@ import math
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.latency import Affine
@@ -56,6 +56,7 @@ spans = st.lists(
 laws = st.builds(Affine, st.floats(0.01, 5.0), st.floats(1.0, 100.0))
 
 
+@settings(deadline=None)
 @given(spans, laws, laws)
 def test_no_other_choice_is_cheaper(
     drawn: list[tuple[int, dict[str, int]]], fast: Affine, slow: Affine
@@ -71,6 +72,7 @@ def test_no_other_choice_is_cheaper(
     assert math.isclose(cost_of(chosen, pricing), least, rel_tol=1e-9)
 
 
+@settings(deadline=None)
 @given(spans)
 def test_segments_tile_the_runs_and_add_up(drawn: list[tuple[int, dict[str, int]]]) -> None:
     """Every chunk is fetched once, in order, and their times are those of the choice."""
@@ -163,6 +165,7 @@ def test_dead_holders_end_the_prefix_where_nobody_else_is() -> None:
     assert live_runs(coverage(first), frozenset()) == [[]]
 
 
+@settings(deadline=None)
 @given(spans, st.integers(1, 15))
 def test_clipping_keeps_the_leading_chunks(
     drawn: list[tuple[int, dict[str, int]]], num_chunks: int

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from actors.arena import syscalls
@@ -42,3 +44,17 @@ def fail_call(
 
     patch.setattr(syscalls, name, failing)
     return lambda: len(calls)
+
+
+def run_in_threads(work: Callable[[int], None], num_threads: int) -> None:
+    """Call ``work`` with 0, 1, ... at once, threads changing as often as they can.
+
+    What one of them raises is raised here.
+    """
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(work, range(num_threads)))
+    finally:
+        sys.setswitchinterval(interval_s)

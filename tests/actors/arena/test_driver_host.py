@@ -6,7 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from codec.errors import VmmMisaligned
 from tests.suites.driver_contract import Rig, set_open
 from tests.suites.driver_machine import DriverMachine
 from tests.suites.driver_suite import DriverSuite
-from tests.suites.probes import is_readable
+from tests.suites.probes import is_readable, run_in_threads
 from tests.suites.quiet import QUIET_STATEFUL
 
 ROOT = Path(__file__).parents[3]
@@ -168,23 +167,13 @@ def test_devices_and_streams_are_refused(rig: Rig) -> None:
 def test_threads_take_turns(driver: HostVmmDriver) -> None:
     """Verbs from many threads leave the books right; each thread sees its own bytes."""
     va = driver.reserve(4 * PAGE_BYTES)
-    failures: list[BaseException] = []
 
     def work(slot: int) -> None:
-        try:
-            for step in range(50):
-                _birth_and_death(driver, va + slot * PAGE_BYTES, bytes([slot, step]))
-        except BaseException as error:
-            failures.append(error)
-            raise
+        for step in range(50):
+            _birth_and_death(driver, va + slot * PAGE_BYTES, bytes([slot, step]))
 
-    threads = [threading.Thread(target=work, args=(slot,)) for slot in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, 4)
 
-    assert failures == []
     assert driver.stats()["create"].num_calls == 200
     assert driver.physical().measured_bytes == 0
     driver.free_va(va, 4 * PAGE_BYTES)
@@ -221,9 +210,11 @@ if child == 0:
             getattr(driver, name)(*args)
         except VmmForked:
             refused += 1
+    mapped = open("/proc/self/maps").read().count("memfd:kvfabric")
     del driver
     gc.collect()
-    os._exit(0 if refused == len(verbs) else 1)
+    is_kept = open("/proc/self/maps").read().count("memfd:kvfabric") == mapped == 1
+    os._exit(0 if refused == len(verbs) and is_kept else 1)
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert driver.copy_out(va, 12) == b"the parent's"

@@ -9,6 +9,7 @@ import pytest
 
 from actors.arena.gate import Gate, verb
 from codec.errors import VmmClosed, VmmForked, VmmNotReserved
+from tests.suites.probes import run_in_threads
 
 
 class Doors:
@@ -27,7 +28,8 @@ class Doors:
         try:
             if error is not None:
                 raise error
-            return "open"
+            # Long enough for threads to change.
+            return max(["open"] * 50)
         finally:
             self.inside -= 1
 
@@ -101,13 +103,12 @@ def test_another_process_is_refused_before_the_lock(monkeypatch: pytest.MonkeyPa
 def test_one_thread_at_a_time() -> None:
     """Calls from many threads do not meet inside."""
     doors = Doors()
-    threads = [
-        threading.Thread(target=lambda: [doors.open() for _ in range(200)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def work(_: int) -> None:
+        for _ in range(200):
+            doors.open()
+
+    run_in_threads(work, 4)
 
     assert doors.most_inside == 1
     assert doors.gate.stats()["open"].num_calls == 800

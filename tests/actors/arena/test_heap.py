@@ -65,7 +65,11 @@ class HeapMachine(RuleBasedStateMachine):
         """The largest blob that can be placed."""
         return max(self.longest_empty_run() * UNITS_PER_EXTENT, max(self.holes(), default=0))
 
-    @rule(nbytes=st.integers(1, 3 * EXTENT), is_warm=st.booleans(), data=st.data())
+    @rule(
+        nbytes=st.integers(1, EXTENT) | st.integers(1, 3 * EXTENT),
+        is_warm=st.booleans(),
+        data=st.data(),
+    )
     def alloc(self, nbytes: int, is_warm: bool, data: st.DataObject) -> None:
         """A lease, exactly when brute force finds a place."""
         empty = [extent for extent in range(NUM_EXTENTS) if self.is_empty(extent)]
@@ -152,6 +156,19 @@ def test_a_large_blob_shares_only_its_last_extent(heap: CompressedHeap) -> None:
 
     assert heap.free(large) == [0]
     assert heap.free(small) == [1]
+
+
+def test_holes_of_two_extents_stay_apart(heap: CompressedHeap) -> None:
+    """What is free on both sides of a border is two holes, for no blob may lie across."""
+    first, second = heap.alloc(EXTENT - UNIT), heap.alloc(UNIT)
+    third, _fourth = heap.alloc(UNIT), heap.alloc(EXTENT - UNIT)
+    assert third.offset_bytes == EXTENT
+
+    heap.free(third)
+    heap.free(second)
+
+    assert heap.largest_hole_bytes == UNIT
+    assert heap.free(first) == [0]
 
 
 def test_full_error_tells_fragmentation_from_exhaustion(heap: CompressedHeap) -> None:

@@ -83,6 +83,9 @@ def test_bytes_are_open_only_where_every_mapping_is(book: Ledger) -> None:
         book.need_open(115, 20, writing=True)
     with pytest.raises(VmmNotMapped, match="mapped"):
         book.need_open(135, 6, writing=False)
+    book.drop_mapping(book.mapping(120))
+    with pytest.raises(VmmNotMapped, match="mapped"):
+        book.need_open(115, 20, writing=False)
 
 
 def test_a_reservation_is_bare_only_without_mappings(book: Ledger) -> None:

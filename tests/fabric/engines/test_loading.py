@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import logging
@@ -18,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from codec.errors import BackendUnavailable, ConfigError
@@ -318,11 +319,7 @@ def test_a_conversion_keeps_every_value(gguf_file: Path) -> None:
 def test_a_conversion_that_fails_leaves_no_copy(
     gguf_file: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever an earlier, killed one left is swept away; the next load starts anew."""
-    killed = private_cache / loading._file_digest(gguf_file)
-    killed = killed.with_suffix(".partial")
-    killed.mkdir(parents=True)
-    (killed / "config.json").write_text("torn")
+    """The next load starts anew."""
 
     def fail(_: Path) -> None:
         raise OSError("no space left on device")
@@ -350,27 +347,83 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, private_cache: Path) 
 def test_workers_that_start_together_convert_once(
     gguf_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The later ones wait for the lock, and then find the copy."""
-    start, converted = threading.Barrier(3), list[Path]()
+    """All have seen that there is no copy before the first takes the lock."""
+    start, converted, found = threading.Barrier(3), list[Path](), list[Path]()
+
+    def meet(package: str) -> None:
+        if package == "accelerate":
+            start.wait()
 
     def convert(_: Path, target: Path) -> None:
         converted.append(target)
-        target.mkdir()
+        target.mkdir(exist_ok=True)
 
-    def work() -> None:
-        start.wait()
-        found.append(loading._converted(gguf_file, lambda _: None))
-
+    monkeypatch.setattr(loading, "_require", meet)
     monkeypatch.setattr(loading, "_convert", convert)
-    found: list[Path] = []
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
+    work = [
+        threading.Thread(target=lambda: found.append(loading._converted(gguf_file, lambda _: None)))
+        for _ in range(start.parties)
+    ]
+    for thread in work:
         thread.start()
-    for thread in threads:
+    for thread in work:
         thread.join()
 
     assert len(converted) == 1
-    assert found == converted * 3
+    assert found == converted * start.parties
+
+
+def test_the_lock_is_held_by_one_and_let_go(tmp_path: Path) -> None:
+    """Also when the holder fails."""
+    path = tmp_path / "locks" / "one.lock"
+
+    def is_free() -> bool:
+        with path.open() as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    def hold() -> None:
+        with loading._locked(path):
+            assert not is_free()
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        hold()
+    assert is_free()
+
+
+def test_nothing_of_a_killed_conversion_is_kept(gguf_file: Path, private_cache: Path) -> None:
+    """A shard of another layout would be loaded with the model, or instead of it."""
+    stale = private_cache / f"{loading._file_digest(gguf_file)}.partial" / "stale.safetensors"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"torn")
+
+    load_model(gguf_file)
+
+    assert not list(private_cache.rglob("stale.safetensors"))
+
+
+def test_every_load_is_offline_and_runs_no_code_of_the_model(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the directory says; the user's own settings for the hub do not matter."""
+    asked = []
+
+    def record(*_: object, **options: object) -> None:
+        asked.append(options)
+        raise ValueError
+
+    for auto_class in (AutoModelForCausalLM, AutoTokenizer):
+        with monkeypatch.context() as patch:
+            patch.setattr(auto_class, "from_pretrained", record)
+            with pytest.raises(ConfigError):
+                load_model(saved)
+
+    assert [options["local_files_only"] for options in asked] == [True, True]
+    assert [options["trust_remote_code"] for options in asked] == [False, False]
 
 
 @pytest.mark.parametrize("on", [True, False])

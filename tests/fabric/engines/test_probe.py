@@ -55,6 +55,14 @@ def fit(
     return fit_rotary(keys, values, POSITIONS, candidates, name="model", **limits)
 
 
+def fit_spread(candidate: RotaryCandidate) -> float:
+    """How far from constant keys of `LOCAL` are after being undone with ``candidate``."""
+    keys, _ = cached_by(spec_of([LOCAL], "half", torch.float32), torch.float32)
+    spec = spec_of([candidate], "half", torch.float32)
+    undone = spec.unrotate(keys, torch.tensor(POSITIONS))
+    return float((undone - undone.mean(dim=0)).norm() / undone.norm())
+
+
 @settings(deadline=None)
 @given(
     layers=st.lists(st.sampled_from([LOCAL, GLOBAL, None]), min_size=1, max_size=4),
@@ -74,6 +82,24 @@ def test_the_rotation_that_was_done_is_the_one_found(
         assert found == spec
     else:
         assert found.inv_freq_LF == ((0.0,),) * len(layers)
+
+
+def test_of_frequencies_that_nearly_agree_the_closest_are_taken() -> None:
+    """A scaling may leave all but the lowest as they were; the order does not decide."""
+    near = RotaryCandidate((1.0, 0.25, 0.0625 + 2**-20), 1.0, "linear")
+    assert fit_spread(near) < TOLERANCES[torch.float32]
+
+    for candidates in ([near, LOCAL], [LOCAL, near]):
+        keys, values = cached_by(spec_of([LOCAL], "half", torch.float32), torch.float32)
+        assert fit(keys, values, candidates).inv_freq_LF == (LOCAL.inv_freq_F,)
+
+
+def test_frequencies_for_wider_heads_are_passed_over() -> None:
+    """Those of an image encoder, say."""
+    keys, values = cached_by(spec_of([LOCAL], "half", torch.float32), torch.float32)
+    wide = RotaryCandidate((0.5,) * keys.shape[3], 1.0, "default")
+
+    assert fit(keys, values, [wide, LOCAL]).inv_freq_LF == (LOCAL.inv_freq_F,)
 
 
 def test_keys_turned_by_something_else_are_refused() -> None:

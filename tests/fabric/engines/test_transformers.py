@@ -364,8 +364,9 @@ def test_tokens_are_told_as_they_come() -> None:
     assert len(told) == 6
 
 
+@pytest.mark.parametrize("error", [ConnectionResetError, KeyboardInterrupt])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_listener_that_raises_ends_the_generation(name: str) -> None:
+def test_a_listener_that_raises_ends_the_generation(name: str, error: type[BaseException]) -> None:
     """The client is gone; the cache is as it was before, and can be used again."""
     engine, tokens, told = tiny_engine(name), some_tokens(20), list[int]()
     cache = restored(engine, tokens, 15)
@@ -373,9 +374,9 @@ def test_a_listener_that_raises_ends_the_generation(name: str) -> None:
     def hang_up(token: int) -> None:
         told.append(token)
         if len(told) == 3:
-            raise ConnectionResetError
+            raise error
 
-    with pytest.raises(ConnectionResetError):
+    with pytest.raises(error):
         engine.generate(tokens, cache, 50, on_token=hang_up)
 
     assert len(told) == 3

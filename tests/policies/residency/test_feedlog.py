@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.residency.changes import Change, Dropped, Joined
@@ -19,6 +19,7 @@ def test_a_change_weighs_what_it_carries() -> None:
     assert num_rows(Snapshot("ada", 1, 1, placements([0, 1]))) == 3
 
 
+@settings(deadline=None)
 @given(st.lists(changes(), max_size=20), st.integers(1, 12))
 def test_the_log_is_a_bounded_suffix(events: list[Change], max_rows: int) -> None:
     """It answers for the longest suffix within its bound, and for nothing else."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codec.identity import Digest, Namespace, digest
@@ -87,6 +87,7 @@ def test_keys_do_not_depend_on_the_process() -> None:
     assert len(seen) == 2
 
 
+@settings(deadline=None)
 @given(tokens=tokens_lists, more=tokens_lists, size=st.integers(1, 7))
 def test_longer_prompts_begin_with_the_keys_of_shorter_ones(
     tokens: list[int], more: list[int], size: int
@@ -100,6 +101,7 @@ def test_longer_prompts_begin_with_the_keys_of_shorter_ones(
     assert len(set(long)) == len(long)
 
 
+@settings(deadline=None)
 @given(tokens=st.lists(st.integers(0, 9), min_size=6, max_size=6), at=st.integers(0, 5))
 def test_a_token_changes_its_chunk_and_all_after(tokens: list[int], at: int) -> None:
     """Keys are chained: equal tokens after another beginning are another chunk."""

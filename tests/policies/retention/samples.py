@@ -63,8 +63,8 @@ KNOWN: dict[str, list[str]] = {
     "(q + 3) // 16 == (k + 3) // 16": ["k in [0, ...): until query 16*((k + 3) // 16) + 12"],
     "k < 16 or q // 16 == k // 16": ["k in [0, 16): forever", "k in [16, ...): chunk 16"],
     "q // 64 == k // 64 and (q // 16 == k // 16 or k % 16 == 15)": [
-        "k in [0, ...), k % 64 in {0,1,2,3,4,5,...}: chunk 16",
-        "k in [0, ...), k % 64 in {15,31,47}: chunk 64",
+        "k in [0, ...), k % 16 in {0,1,2,3,4,5,...}: chunk 16",
+        "k in [0, ...), k % 16 in {15}: chunk 64",
     ],
     "k - q // 4 < 16 or q - k < 8": ["k in [0, ...): forever"],
 }

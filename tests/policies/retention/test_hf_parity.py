@@ -42,11 +42,14 @@ MLA = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 5,
 }
-NO_HEADS = {"num_attention_heads": None, "num_key_value_heads": None, "intermediate_size": None}
+ABSENT: Any = ...
+NO_HEADS = dict.fromkeys(
+    ("num_attention_heads", "num_key_value_heads", "intermediate_size"), ABSENT
+)
 LISTED = [FULL, SLIDING, SLIDING, FULL, SLIDING, FULL]
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "llama": [{}, {"head_dim": 4}, {"num_key_value_heads": None}],
+    "llama": [{}, {"head_dim": 4}, {"num_key_value_heads": None}, {"num_key_value_heads": ABSENT}],
     "mistral": [{"sliding_window": 8}, {"sliding_window": None}, {}, {"head_dim": 4}],
     "mixtral": [{"sliding_window": 8, "num_local_experts": 2}, {"num_local_experts": 2}],
     "phi3": [{"sliding_window": 8, "pad_token_id": 0}, {"pad_token_id": 0}],
@@ -76,7 +79,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"sliding_window": 8, "head_dim": 8},
         {"sliding_window": 8, "sliding_window_pattern": 3},
         {"sliding_window": 8, "layer_types": LISTED},
-        {"num_attention_heads": None, "num_key_value_heads": None},
+        {"num_attention_heads": ABSENT, "num_key_value_heads": ABSENT},
     ],
     "gemma3n_text": [
         {
@@ -171,10 +174,7 @@ NAMES = {
 def raw_config(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields as a ``config.json`` has them: what is absent is absent."""
     merged = {**BASE, **fields}
-    dropped = [name for name in NO_HEADS if name in fields and fields[name] is None]
-    if kind != "llama" and "num_key_value_heads" in dropped and kind == "cohere2":
-        dropped = []  # null says one kv head for each head there
-    return {"model_type": kind, **{k: v for k, v in merged.items() if k not in dropped}}
+    return {"model_type": kind, **{k: v for k, v in merged.items() if v is not ABSENT}}
 
 
 def run_cache(raw: dict[str, Any]) -> Any:
