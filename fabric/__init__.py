@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from codec.errors import FabricError
     from fabric.client import FabricClient
-    from fabric.cluster import Fabric, RestoreOutcome
+    from fabric.cluster import Fabric
     from fabric.config import FabricConfig, load_config
+    from fabric.outcome import RestoreOutcome
 
 __all__ = ["Fabric", "FabricClient", "FabricConfig", "FabricError", "RestoreOutcome", "load_config"]
 
@@ -22,7 +23,7 @@ _HOMES = {
     "FabricClient": "fabric.client",
     "FabricConfig": "fabric.config",
     "FabricError": "codec.errors",
-    "RestoreOutcome": "fabric.cluster",
+    "RestoreOutcome": "fabric.outcome",
     "load_config": "fabric.config",
 }
 

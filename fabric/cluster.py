@@ -8,9 +8,9 @@ restore ends in a `RestoreOutcome` that says recompute and why: never in wrong b
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,35 +24,19 @@ from actors.worker import WorkerStat
 from actors.worker_actor import Restored, RestoreRequest
 from codec.calibration import Calibration
 from codec.codec import Codec
-from codec.errors import ConfigError, FabricError, IncompletePullError
+from codec.errors import ConfigError, FabricError, IncompletePullError, PeerLostError
 from codec.kvtc import KvtcCodec
 from codec.raw import RawCodec
 from fabric.client import FabricClient, link_label
 from fabric.config import FabricConfig
 from fabric.engines.protocol import Engine
 from fabric.launch import start_actors, stop_actors
+from fabric.outcome import RestoreOutcome, error_name, first_line
 from policies.latency import decode_label, transfer_label
 from policies.planner import Choice, RestorePlan
 from policies.residency.events import Placement
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreOutcome:
-    """What became of a restore: a cache to go on from, or nothing and the reason."""
-
-    plan: RestorePlan
-    cache: Any
-    """The engine's cache of the first `tokens_restored` tokens; ``None``: compute them."""
-
-    tokens_restored: int
-    reason: str
-    """Code: the plan's reason, or the class of the error that ended the restore."""
-
-    explanation: str
-    bytes_moved: int = 0
-    transport: str = "none"
-    steps: Mapping[str, float] = field(default_factory=dict)
-    """Seconds per step, until the engine has the cache."""
+_log = logging.getLogger(__name__)
 
 
 class Fabric:
@@ -199,6 +183,8 @@ class Fabric:
             If the worker has no room; chunks stored before that stay.
         ConfigError
             If the model or worker is not registered.
+        PeerLostError
+            If the worker goes away meanwhile, or does not answer.
         """
         profile = self.client.profile(model)
         prefix = profile.prefix(tokens)
@@ -206,11 +192,13 @@ class Fabric:
             return []
         arrays = KvArrays.of(*engine.capture(cache, 0, len(prefix.keys) * profile.tokens_per_chunk))
         wanted = [codec for name in codecs for codec in profile.codec_set(name).codecs]
-        placements: list[Placement] = ray.get(
-            self.worker(at).store.remote(prefix, arrays, wanted),
-            timeout=8 * self.config.deadline_s,
-        )
-        self.client.refresh()
+        call = self.worker(at).store.remote(prefix, arrays, wanted)
+        try:
+            placements: list[Placement] = ray.get(call, timeout=8 * self.config.deadline_s)
+        except (ray.exceptions.RayActorError, TimeoutError) as error:
+            raise PeerLostError(at, first_line(error)) from error
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            self.client.refresh()
         return placements
 
     def restore(
@@ -246,8 +234,8 @@ class Fabric:
                 plan=plan,
                 cache=None,
                 tokens_restored=0,
-                reason=_error_name(error),
-                explanation=f"restore failed, recomputing: {_first_line(error)}",
+                reason=error_name(error),
+                explanation=f"restore failed, recomputing: {first_line(error)}",
             )
 
     def worker(self, node: str) -> Any:  # noqa: ANN401 - Ray's handle
@@ -270,13 +258,12 @@ class Fabric:
         return dict(zip(nodes, ray.get(calls, timeout=self.config.deadline_s), strict=True))
 
     def observe(self, observations: Sequence[tuple[str, str, float, float]]) -> None:
-        """Report (step, label, size, seconds) to the latency model."""
-        ray.get(self._router.observe.remote(list(observations)), timeout=self.config.deadline_s)
+        """Report (step, label, size, seconds) to the latency model, if the router is there."""
+        self._tell_router("observe", list(observations))
 
     def observe_prefill(self, node: str, start: int, stop: int, seconds: float) -> None:
-        """Report a prefill of tokens ``[start, stop)`` at ``node``."""
-        call = self._router.observe_prefill.remote(node, start, stop, seconds)
-        ray.get(call, timeout=self.config.deadline_s)
+        """Report a prefill of tokens ``[start, stop)`` at ``node``, likewise."""
+        self._tell_router("observe_prefill", node, start, stop, seconds)
 
     def measure_links(self) -> None:
         """Probe the way between every pair of workers, for the latency model."""
@@ -294,6 +281,14 @@ class Fabric:
                         for size in (1 << 16, 1 << 23)
                     ]
                 )
+
+    def _tell_router(self, method: str, *arguments: object) -> None:
+        """Tell the router something that it can do without: no engine waits or fails for it."""
+        try:
+            call = getattr(self._router, method).remote(*arguments)
+            ray.get(call, timeout=self.config.deadline_s)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            _log.warning("the router did not take an observation: %s", error)
 
     def _carry_out(
         self,
@@ -383,14 +378,3 @@ def _source(workers: Mapping[str, WorkerInfo], node: str) -> WorkerInfo:
     if node not in workers:
         raise ConfigError(f"worker {node!r} left the fabric after the plan was made")
     return workers[node]
-
-
-def _error_name(error: Exception) -> str:
-    cause = getattr(error, "cause", None)
-    return type(cause if isinstance(cause, Exception) else error).__name__
-
-
-def _first_line(error: Exception) -> str:
-    cause = getattr(error, "cause", None)
-    text = str(cause if isinstance(cause, Exception) else error)
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__

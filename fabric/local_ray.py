@@ -20,6 +20,7 @@ import ray
 
 from codec.errors import ConfigError
 from fabric.engines.loading import cache_directory
+from fabric.outcome import first_line
 
 START_TIMEOUT_S = 120.0
 KNOCK_TIMEOUT_S = 3.0
@@ -49,7 +50,7 @@ def connect(address: str | None) -> None:
         ray.init(address=where, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError) as error:
         raise ConfigError(
-            f"the Ray at {where} refuses this driver ({_first_line(error)}); is the file "
+            f"the Ray at {where} refuses this driver ({first_line(error)}); is the file "
             "~/.ray/auth_token the one its head has?"
         ) from error
 
@@ -141,7 +142,3 @@ def _is_our_head(pid: int) -> bool:
 
 def _state_file() -> Path:
     return cache_directory().parent / "local-ray.json"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
