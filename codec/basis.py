@@ -18,6 +18,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+BATCH_ROWS = 4096
+"""Rows per product: adding a Gram matrix in 64 bits costs as much as making it of 500 rows."""
+
 PAPER_MAX_RANK = 10_000
 """Most directions kept before allocation, as published for 8-12 B models."""
 
@@ -90,6 +93,8 @@ class Moments:
         self._shift_W: Tensor | None = None
         self._sum_W = torch.zeros(width, dtype=torch.float64)
         self._gram_WW = torch.zeros(width, width, dtype=torch.float64)
+        #: Shifted rows that the sums do not hold yet; fewer than `BATCH_ROWS` after each add.
+        self._pending: list[Tensor] = []
 
     def add(self, rows_TW: Tensor) -> None:
         """Count rows of shape ``(T, W)``, float32, finite.
@@ -103,10 +108,18 @@ class Moments:
             raise ValueError("rows must be finite")
         if self._shift_W is None:
             self._shift_W = rows_TW.mean(dim=0)
-        shifted = rows_TW - self._shift_W
         self.num_rows += len(rows_TW)
-        self._sum_W += shifted.sum(dim=0, dtype=torch.float64)
-        self._gram_WW += shifted.T @ shifted
+        self._pending.append(rows_TW - self._shift_W)
+        if sum(map(len, self._pending)) >= BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Move pending rows into the sums."""
+        if self._pending:
+            shifted = torch.cat(self._pending)
+            self._pending.clear()
+            self._sum_W += shifted.sum(dim=0, dtype=torch.float64)
+            self._gram_WW += shifted.T @ shifted
 
     def mean_and_covariance(self) -> tuple[Tensor, Tensor]:
         """Mean ``(W,)`` and covariance ``(W, W)``, float32.
@@ -118,6 +131,7 @@ class Moments:
         """
         if self._shift_W is None or self.num_rows < 2:
             raise ValueError(f"need at least 2 rows, got {self.num_rows}")
+        self._flush()
         offset = self._sum_W / self.num_rows
         covariance = self._gram_WW / self.num_rows - torch.outer(offset, offset)
         return (self._shift_W + offset).float(), covariance.float()

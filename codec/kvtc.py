@@ -297,7 +297,8 @@ def _is_outlier(rows_TW: Tensor, coefficients_TC: Tensor, part: KindCalibration)
     outside = (rows_TW - part.basis.mean_W).square().sum(dim=1) - coefficients_TC.square().sum(
         dim=1
     )
-    return outside + left.square().sum(dim=1) > part.max_row_error
+    # Not `>`: an error that overflowed is not a number, and such a row is exact too.
+    return ~(outside + left.square().sum(dim=1) <= part.max_row_error)
 
 
 def _exact_sections(is_exact: Tensor, keys: Tensor, values: Tensor) -> Iterator[Section]:

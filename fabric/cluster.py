@@ -24,7 +24,13 @@ from actors.worker import WorkerStat
 from actors.worker_actor import Restored, RestoreRequest
 from codec.calibration import Calibration
 from codec.codec import Codec
-from codec.errors import ConfigError, FabricError, IncompletePullError, PeerLostError
+from codec.errors import (
+    ConfigError,
+    FabricError,
+    IdentityMismatchError,
+    IncompletePullError,
+    PeerLostError,
+)
 from codec.kvtc import KvtcCodec
 from codec.raw import RawCodec
 from fabric.client import FabricClient, link_label
@@ -187,6 +193,7 @@ class Fabric:
             If the worker goes away meanwhile, or does not answer.
         """
         profile = self.client.profile(model)
+        _check_engine(engine, profile)
         prefix = profile.prefix(tokens)
         if not prefix.keys:
             return []
@@ -300,6 +307,7 @@ class Fabric:
         model: str | None,
     ) -> RestoreOutcome:
         profile = self.client.profile(model)
+        _check_engine(engine, profile)
         stages = {segment.stage: segment.codec for segment in plan.segments}
         workers = self.client.workers()
         sources = {s.node: _source(workers, s.node) for s in plan.segments if s.node != at}
@@ -378,3 +386,10 @@ def _source(workers: Mapping[str, WorkerInfo], node: str) -> WorkerInfo:
     if node not in workers:
         raise ConfigError(f"worker {node!r} left the fabric after the plan was made")
     return workers[node]
+
+
+def _check_engine(engine: Engine[Any], profile: ModelProfile) -> None:
+    """Refuse an engine whose KV is not the registered model's, however alike its shape."""
+    found = engine.namespace().digest()
+    if found != profile.namespace:
+        raise IdentityMismatchError("namespace", profile.namespace.hex(), found.hex())

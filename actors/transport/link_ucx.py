@@ -29,7 +29,14 @@ from actors.transport.messages import Pull, Want
 from actors.transport.ports import Sink, Source
 from actors.transport.pulling import Puller
 from actors.transport.report import LinkProbe, PullReport, fit_link
-from actors.transport.runtime_ucx import Runtime, active_transports, connect, shutdown, start
+from actors.transport.runtime_ucx import (
+    LAST_RESORT_S,
+    Runtime,
+    active_transports,
+    connect,
+    shutdown,
+    start,
+)
 from actors.transport.serving import ServerCounters, Serving
 from actors.transport.session import PullClient, PullServer
 from actors.transport.session.tables import ClientState
@@ -90,10 +97,8 @@ class UcxListener:
         if self._listener is not None:
             raise RuntimeError("the listener is running already")
         self._runtime = start()
-        # No time-out inside ucxx, for the reason given at `connect`: an endpoint that never
-        # gets as far as `_on_endpoint` costs a little memory until its peer is gone.
         self._listener = self._runtime.ucxx.create_listener(
-            self._on_endpoint, 0, connect_timeout=None
+            self._on_endpoint, 0, connect_timeout=LAST_RESORT_S
         )
         return self.port
 

@@ -20,6 +20,18 @@ from codec.errors import BackendUnavailable, PeerLostError, TransferTimeoutError
 MAX_SESSIONS = 6
 MAX_PULLS = 6
 
+_MAX_LIMBO = 4
+"""Attempts in limbo at one address."""
+
+LAST_RESORT_S = 600.0
+"""When ucxx itself may give up an exchange of addresses.
+
+It then cancels a request of its own, and where an answer is just arriving that corrupts
+memory: with ucxx 0.52 a few hundred connections with time-outs of some milliseconds are
+enough for a segmentation fault.  After ten minutes nothing is arriving any more; without
+any end, exchanges that broke off at a bad moment would stay for ever.
+"""
+
 _UCX_OPTIONS = {"TCP_KEEPIDLE": "2s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "3"}
 """By these a connecting side that only receives notices a cut link, in seconds."""
 
@@ -133,9 +145,9 @@ async def connect(
 ) -> Any:  # noqa: ANN401 - ucxx has no types
     """Return an endpoint.
 
-    ucxx may not be told of the deadline: its own time-out cancels a request in the middle
-    of an exchange, and that corrupts memory.  So an attempt that comes too late is left in
-    limbo until UCX ends it, and the next attempt at the same address takes it over.
+    ucxx may not be told of the deadline (see `LAST_RESORT_S`).  So an attempt that comes too
+    late is left in limbo until it ends by itself.  A hung peer does not collect any number
+    of them: from some number on, the last one is waited for again.
 
     Raises
     ------
@@ -148,10 +160,11 @@ async def connect(
         attempt = asyncio.ensure_future(_create_endpoint(runtime, host, port, timeout_s))
     try:
         await asyncio.wait({attempt}, timeout=timeout_s)
-    finally:
-        if not attempt.done():
-            _into_limbo(host, port, attempt)
+    except asyncio.CancelledError:
+        _into_limbo(host, port, attempt)
+        raise
     if not attempt.done():
+        _into_limbo(host, port, attempt)
         raise TransferTimeoutError(peer, "connecting", timeout_s)
     failure = attempt.exception()
     if failure is None:
@@ -178,7 +191,7 @@ async def _create_endpoint(runtime: Runtime, host: str, port: int, timeout_s: fl
         address = str(found[0][4][0])
         _, writer = await asyncio.open_connection(address, port)
         writer.close()
-    return await runtime.ucxx.create_endpoint(address, port, connect_timeout=None)
+    return await runtime.ucxx.create_endpoint(address, port, connect_timeout=LAST_RESORT_S)
 
 
 _limbo: dict[asyncio.Task[Any], tuple[str, int]] = {}
@@ -191,12 +204,13 @@ def _into_limbo(host: str, port: int, attempt: asyncio.Task[Any]) -> None:
 
 
 def _out_of_limbo(host: str, port: int) -> asyncio.Task[Any] | None:
-    for attempt, address in _limbo.items():
-        if address == (host, port) and not attempt.done():
-            del _limbo[attempt]
-            attempt.remove_done_callback(_on_abandoned)
-            return attempt
-    return None
+    attempts = [attempt for attempt, address in _limbo.items() if address == (host, port)]
+    if len(attempts) < _MAX_LIMBO:
+        return None
+    latest = attempts[-1]
+    del _limbo[latest]
+    latest.remove_done_callback(_on_abandoned)
+    return latest
 
 
 def _on_abandoned(attempt: asyncio.Task[Any]) -> None:

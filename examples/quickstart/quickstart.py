@@ -33,6 +33,6 @@ print(f"restored {outcome.tokens_restored} tokens: {outcome.reason}")
 print(loaded.tokenizer.decode(text))
 
 assert where.prefix_tokens == 768
-assert outcome.tokens_restored in (0, 768 - 128)
+assert outcome.tokens_restored == 768 - 128 or outcome.reason == "slower_than_recompute"
 fabric.stop()
 ray.shutdown()

@@ -17,15 +17,16 @@ import torch
 
 from actors.naming import ROUTER
 from codec.calibration import Calibration, CalibrationConfig, Calibrator
-from codec.errors import ConfigError
+from codec.errors import ConfigError, IdentityMismatchError
 from codec.identity import ComponentKey
 from codec.quality import compare_logits
 from fabric.cluster import Fabric
 from fabric.config import FabricConfig
 from fabric.demo import LOCAL_ENVIRONMENT
+from fabric.engines.loading import LoadedModel
 from fabric.engines.transformers import TransformersEngine
 from policies.planner import Reason
-from tests.fabric.engines.tiny import some_tokens, tiny_engine
+from tests.fabric.engines.tiny import some_tokens, tiny_engine, tiny_model
 
 pytestmark = pytest.mark.cluster
 
@@ -220,6 +221,24 @@ def test_a_calibration_of_another_model_is_refused(
     """It would decode, and be wrong."""
     with pytest.raises(ConfigError, match="another model"):
         fabric.add_model(tiny_engine("llama", torch.bfloat16), calibrations, name="other")
+
+
+def test_an_engine_of_another_model_neither_stores_nor_restores(
+    fabric: Fabric, engine: TransformersEngine
+) -> None:
+    """Equal shapes, other weights: its KV would be fluent and wrong."""
+    tokens = stored(fabric, engine, 9, "raw")
+    other = TransformersEngine(
+        LoadedModel(tiny_model("llama"), None, "llama", "other weights"), window_tokens=WINDOW
+    )
+    cache, _ = other.prefill(tokens)
+
+    with pytest.raises(IdentityMismatchError, match="namespace"):
+        fabric.store(other, cache, tokens, at="a")
+    outcome = fabric.restore(other, tokens, at="b", force="restore")
+
+    assert outcome.cache is None
+    assert outcome.reason == "IdentityMismatchError"
 
 
 def test_unknown_workers_and_models_are_named(fabric: Fabric, engine: TransformersEngine) -> None:

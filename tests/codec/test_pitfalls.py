@@ -202,3 +202,15 @@ def test_every_layer_is_decoded_with_its_own_rows_of_the_basis(calibration: Cali
         again, _ = codec.decode(blob, layers=range(layer, layer + 1))
         wanted = keys[:, layer : layer + 1]
         assert (again - wanted).square().mean() < 0.01 * wanted.var()
+
+
+@pytest.mark.parametrize("scale", [1e10, 1e19, 1e30])
+def test_10_rows_too_large_to_square_are_exact(calibration: Calibration, scale: float) -> None:
+    """Their error overflows to not-a-number, which must not pass for a small one."""
+    codec = KvtcCodec(calibration)
+    keys, values = cache(32, seed=7)
+    keys[20] *= scale
+
+    again, _ = codec.decode(codec.encode(keys, values, header=header(codec.codec_id, 32)))
+
+    assert torch.equal(again[20], keys[20])

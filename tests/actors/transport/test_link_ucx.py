@@ -14,17 +14,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.transport import runtime_ucx
+from actors.transport import link_ucx, runtime_ucx
 from actors.transport.link_ucx import UcxLink, UcxListener, active_transports, shutdown
 from codec.errors import BackendUnavailable
+from tests.actors.transport.memory_endpoint import ERRORS, pair
 from tests.actors.transport.samples import CODEC, SampleSink, SampleSource, key
 
-pytest.importorskip("ucxx")
+pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="needs ucxx")
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {
@@ -357,6 +359,60 @@ def test_a_process_exits_by_itself_even_with_a_pull_under_way() -> None:
 
 
 # In this process, without starting UCX
+
+
+def listening(source: SampleSource) -> UcxListener:
+    """A listener that believes it is running."""
+    listener = UcxListener(source, node="n", incarnation=1)
+    listener._listener = object()
+    listener._runtime = runtime_ucx.Runtime(
+        ucxx=sys,
+        errors=ERRORS,
+        loop=asyncio.get_running_loop(),
+        pulls=asyncio.Semaphore(runtime_ucx.MAX_PULLS),
+        sessions=asyncio.Semaphore(runtime_ucx.MAX_SESSIONS),
+        wires=set(),
+    )
+    return listener
+
+
+async def test_only_so_many_sessions_have_requests_in_flight() -> None:
+    """The others wait for a place without one."""
+    listener = listening(SampleSource({}))
+    pairs = [pair() for _ in range(9)]
+    tasks = [asyncio.ensure_future(listener._on_endpoint(far)) for _, far in pairs]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sum(len(far.requests) for _, far in pairs) == runtime_ucx.MAX_SESSIONS
+    assert listener.num_sessions == 9
+
+    for near, _ in pairs:
+        near.abort()
+    await asyncio.wait(tasks)
+
+    assert listener.num_sessions == 0
+    assert (listener.counters().sessions, listener.counters().lost) == (9, 9)
+    assert all(far.is_closed for _, far in pairs)
+
+
+async def test_only_so_many_endpoints_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is cut off at once, and so is one that comes after the end."""
+    monkeypatch.setattr(link_ucx, "MAX_WAITING", 2)
+    listener = listening(SampleSource({}))
+    pairs = [pair() for _ in range(4)]
+    tasks = [asyncio.ensure_future(listener._on_endpoint(far)) for _, far in pairs[:3]]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [far.is_closed for _, far in pairs] == [False, False, True, False]
+
+    for near, _ in pairs[:2]:
+        near.abort()
+    await asyncio.wait(tasks)
+    listener._listener = None
+    await listener._on_endpoint(pairs[3][1])
+
+    assert pairs[3][1].is_closed
+    assert listener.counters().refused == 2
 
 
 async def test_without_ucxx_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

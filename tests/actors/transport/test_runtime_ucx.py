@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,20 +122,96 @@ async def test_a_cancelled_caller_leaves_the_attempt_alone(attempts: Any) -> Non
     await turns()
 
 
-async def test_the_next_attempt_at_an_address_takes_a_late_one_over(attempts: Any) -> None:
-    """So a hung peer has no pile of attempts; another address begins its own."""
+async def test_a_cancellation_that_meets_an_endpoint_aborts_it(attempts: Any) -> None:
+    """Both happen in one turn of the loop: the caller will never see the endpoint."""
+    task = asyncio.ensure_future(attempt(attempts))
+    await turns()
+    endpoint = MemoryEndpoint()
+
+    attempts.made[0].set_result(endpoint)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await turns()
+
+    assert endpoint.is_closed
+
+
+async def test_a_late_attempt_does_not_stand_in_for_the_next(attempts: Any) -> None:
+    """It may never end, and the next one may succeed at once."""
     with pytest.raises(TransferTimeoutError):
         await attempt(attempts, connect_s=0.01)
 
     again = asyncio.ensure_future(attempt(attempts))
+    await turns()
+    endpoint = MemoryEndpoint()
+    attempts.made[1].set_result(endpoint)
+
+    assert await again is endpoint
+    attempts.made[0].set_exception(EndpointError("reset"))
+    await turns()
+
+
+async def test_a_hung_peer_collects_only_so_many_attempts(attempts: Any) -> None:
+    """Then the last one is waited for again; another address begins its own."""
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    for _ in range(7):
+        with pytest.raises(TransferTimeoutError):
+            await attempt(attempts, connect_s=0.01)
+    assert len(attempts.made) == 4
+
+    again = asyncio.ensure_future(attempt(attempts))
     other = asyncio.ensure_future(attempt(attempts, port=8))
     await turns()
-    assert len(attempts.made) == 2
-    endpoints = [MemoryEndpoint(), MemoryEndpoint()]
+    endpoints = [MemoryEndpoint() for _ in attempts.made]
     for future, endpoint in zip(attempts.made, endpoints, strict=True):
         future.set_result(endpoint)
 
-    assert await again is endpoints[0]
-    assert await other is endpoints[1]
+    assert await again is endpoints[3]
+    assert await other is endpoints[4]
     await turns()
-    assert not endpoints[0].is_closed
+    assert [endpoint.is_closed for endpoint in endpoints] == [True] * 3 + [False] * 2
+    assert problems == []
+
+
+class Ucxx:
+    """Notes what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, float | None]] = []
+
+    async def create_endpoint(
+        self, address: str, port: int, connect_timeout: float | None
+    ) -> MemoryEndpoint:
+        """Connect at once."""
+        self.asked.append((address, port, connect_timeout))
+        return MemoryEndpoint()
+
+
+async def test_ucxx_is_never_told_the_deadline() -> None:
+    """Its own time-out would cancel an exchange and corrupt memory; see `LAST_RESORT_S`."""
+    ucxx, loop = Ucxx(), asyncio.get_running_loop()
+    runtime: Any = SimpleNamespace(ucxx=ucxx, errors=ERRORS, loop=loop)
+    countdown = Countdown(Deadlines(connect_s=20.0), clock=loop.time)
+    with socket.create_server(("127.0.0.1", 0)) as knocked:
+        port = knocked.getsockname()[1]
+
+        await connect(runtime, "localhost", port, peer="node-7", countdown=countdown)
+
+    assert ucxx.asked == [("127.0.0.1", port, runtime_ucx.LAST_RESORT_S)]
+    assert runtime_ucx.LAST_RESORT_S >= 60
+
+
+async def test_a_refused_knock_is_final() -> None:
+    """UCX is not even asked: it would mostly never answer."""
+    ucxx, loop = Ucxx(), asyncio.get_running_loop()
+    runtime: Any = SimpleNamespace(ucxx=ucxx, errors=ERRORS, loop=loop)
+    countdown = Countdown(Deadlines(connect_s=20.0), clock=loop.time)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+    with pytest.raises(PeerLostError, match="Refused"):
+        await connect(runtime, "127.0.0.1", port, peer="node-7", countdown=countdown)
+
+    assert ucxx.asked == []

@@ -69,6 +69,16 @@ def test_cutting_costs_one_step_per_residue() -> None:
     assert budget.steps == 20
 
 
+def test_a_modulus_in_common_is_paid_once() -> None:
+    """Cutting residues modulo 50 by a form of period 50."""
+    keys = Keys(0, None, 50, (0, 7))
+    form = add(add(KEY, floor(KEY, 50), -50), Form(constant=-3))
+    budget = Budget(10)
+
+    assert cut(keys, form, budget) == ([Keys(0, None, 50, (0,))], [Keys(0, None, 50, (7,))])
+    assert budget.steps == 8
+
+
 @relaxed
 @given(key_sets(), st.integers(1, 5))
 def test_classes_make_up_the_set(keys: Keys, turns: int) -> None:

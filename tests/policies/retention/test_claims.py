@@ -77,6 +77,25 @@ def test_live_keys_are_those_read_later(keys: Keys, rule: Rule, boundary: int) -
     assert (members(live) if live else []) == [k for k in members(keys) if is_live(k)]
 
 
+@pytest.mark.parametrize(
+    ("rule", "boundary", "wanted"),
+    [
+        (Until(1, 0, 30), 30, list(range(30))),
+        (Until(1, 0, 30), 31, []),
+        (Until(1, 1, 7), 30, list(range(23, 30))),
+        (Until(8, 8, 7), 24, []),
+        (Until(8, 8, 7), 25, [24]),
+        (Until(1, -1, 40), 30, list(range(11))),
+        (Forever(), 3, [0, 1, 2]),
+    ],
+)
+def test_live_keys_at_the_edge(rule: Rule, boundary: int, wanted: list[int]) -> None:
+    """A key whose last reader is the next query is live; one boundary later it is not."""
+    live = Claim(Keys(), rule).live_keys(boundary)
+
+    assert (members(live) if live else []) == wanted
+
+
 def test_a_last_reader_before_the_key_is_none() -> None:
     """Only later queries, and the key's own, can read it."""
     claim = Claim(Keys(), Until(1, 0, 5))

@@ -61,6 +61,8 @@ def test_alternatives_are_the_relation(relation: Relation) -> None:
         "q // 3 + k // 2 == k",
         "q % 3 <= k % 2 or q == k + k",
         "q // 4 // 3 - (k + 1) // 12 <= 1",
+        "k + 10 <= q + q + q and q - k < 4",
+        "(q + k) // 2 + q // 2 <= 10 + k and (q + k) // 3 + q // 3 <= 8",
     ],
 )
 def test_known_shapes_are_exact(text: str) -> None:

@@ -130,7 +130,10 @@ def test_giving_way_is_sound(steps: int) -> None:
             assert not (seen_K >= 0).any()
             continue
         outcome = compare(lifetime, seen_K, 600)
+        if outcome == "loose" and lifetime.is_exact:  # perhaps the readers come later
+            outcome = compare(lifetime, brute_last_reads(relation, 32, 40_000), 40_000)
         assert outcome != "unsound", str(relation)
+        assert (outcome, lifetime.is_exact) != ("loose", True), str(relation)
         outcomes.add((outcome, lifetime.is_exact))
 
     assert ("loose", False) in outcomes or steps >= 500

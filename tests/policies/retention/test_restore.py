@@ -107,6 +107,21 @@ def test_needed_chunks_are_those_with_a_live_token(text: str) -> None:
         assert frozenset().union(*found) == wanted
 
 
+def test_ranges_that_touch_are_joined() -> None:
+    """A sink's page holds keys that die as well: one range while they live, then the sink."""
+    sink = compile_program(program_for(rel("k < 3 or q - k < 8"), 4)).class_named("s::sink")
+
+    assert live_ranges(sink, 6) == ((0, 4),)
+    assert live_ranges(sink, 40) == ((0, 3),)
+
+
+def test_ranges_apart_stay_apart() -> None:
+    """Two sinks with a gap."""
+    (found,) = compile_program(program_for(rel("k < 2 or k == 6"), 8)).classes
+
+    assert live_ranges(found, 40) == ((0, 2), (6, 7))
+
+
 def test_a_prefix_with_everything_is_restorable_at_every_chunk() -> None:
     """And at 0."""
     stored = Stored(chunk_tokens=CHUNK, num_chunks=5, dropped={})

@@ -191,6 +191,14 @@ def test_other_json_is_refused(text: str) -> None:
         read_program(text)
 
 
+def test_a_field_given_twice_is_named() -> None:
+    """Even with the same value."""
+    text = write_program(EVERYTHING).replace('"page_tokens"', '"page_tokens": 16, "page_tokens"')
+
+    with pytest.raises(RetentionError, match=r"given twice: field 'page_tokens'"):
+        read_program(text)
+
+
 def test_nesting_is_bounded() -> None:
     """Before the stack is."""
     term: Any = "q"
