@@ -31,6 +31,7 @@ from fabric.demo import run as run_demo
 from fabric.engines.loading import load_model
 from fabric.engines.transformers import TransformersEngine
 from fabric.launch import place_on_cluster, stop_actors
+from fabric.retention_cli import bench, plan
 
 _console = Console(stderr=True)
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -344,3 +345,7 @@ def _print_status(fabric: Fabric, *, as_json: bool) -> None:
 
 def _say(text: str) -> None:
     _console.print(text, style="dim")
+
+
+main.add_command(plan)
+main.add_command(bench)

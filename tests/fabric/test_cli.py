@@ -17,7 +17,9 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
-@pytest.mark.parametrize("command", ["up", "down", "status", "calibrate", "query", "demo"])
+@pytest.mark.parametrize(
+    "command", ["up", "down", "status", "calibrate", "query", "demo", "plan", "bench"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     """And is listed."""
     result = run(command, "--help")
@@ -108,3 +110,28 @@ def test_progress_shows_each_kind_of_work_once() -> None:
         on_progress("capture", 0.5)
         on_progress("capture", 1.0)
         on_progress("fit", 0.2)
+
+
+def test_a_plan_is_printed_and_drawn(tmp_path: Path) -> None:
+    """From a model's own configuration file."""
+    config = tmp_path / "config.json"
+    config.write_text(
+        '{"model_type": "mistral", "num_hidden_layers": 4, "num_attention_heads": 8, '
+        '"num_key_value_heads": 2, "hidden_size": 512, "head_dim": 64, "sliding_window": 1024, '
+        '"torch_dtype": "bfloat16"}'
+    )
+    picture = tmp_path / "plan.svg"
+
+    result = run("plan", str(config), "--context", "8192", "--plot", str(picture))
+
+    assert result.exit_code == 0, result.output
+    assert "65" in result.output
+    assert picture.read_bytes()
+
+
+def test_a_plan_of_nothing_is_an_error(tmp_path: Path) -> None:
+    """With the path in it."""
+    result = run("plan", str(tmp_path / "absent.json"))
+
+    assert result.exit_code == 1
+    assert "absent.json" in result.output.replace("\n", "")
