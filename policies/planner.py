@@ -15,7 +15,7 @@ A plan is a suggestion with a reason.  It reserves nothing, and is as old as its
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal
@@ -234,14 +234,21 @@ def _fetch(
     """Choose sources up to the draft's boundary; price arrival and decoding."""
     num_chunks = -(-draft.boundary_tokens // pricing.residency.tokens_per_chunk)
     for stage, codec in enumerate(codecs):
-        chosen = segments(clip(runs[stage], num_chunks), stage, codec, pricing)
+        label = decode_label(decoding.device, codec)
+        steps = decoding.steps_by_codec.get(codec, DECODE_STEPS)
+        arrival_s_per_byte = sum(
+            1 / pricing.latency.law(step, label).per_s
+            for step in steps
+            if step in STEPS_BY_STORED_BYTES
+        )
+        priced = replace(pricing, arrival_s_per_byte=arrival_s_per_byte)
+        chosen = segments(clip(runs[stage], num_chunks), stage, codec, priced)
         for segment in chosen:
             draft.add(CONNECT, pricing.connect(segment.node))
             draft.add(TRANSFER, pricing.transfer(segment.node, segment.tier, segment.stored_bytes))
         stored_bytes = sum(segment.stored_bytes for segment in chosen)
         decoded_bytes = sum(segment.decoded_bytes for segment in chosen)
-        label = decode_label(decoding.device, codec)
-        for step in decoding.steps_by_codec.get(codec, DECODE_STEPS):
+        for step in steps:
             size = stored_bytes if step in STEPS_BY_STORED_BYTES else decoded_bytes
             draft.add(step, pricing.latency.predict(step, label, size))
         draft.segments += chosen

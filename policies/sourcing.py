@@ -50,6 +50,9 @@ class Pricing:
     node: str
     latency: LatencyModel
     links: Mapping[str, str]
+    arrival_s_per_byte: float = 0.0
+    """What every stored byte costs after it has arrived, wherever from: a smaller copy of a
+    chunk saves that too."""
 
     def link(self, source: str) -> str:
         """Label of the way from ``source``."""
@@ -72,7 +75,7 @@ class Pricing:
     def bytes_s(self, source: str, tier: str, stored_bytes: int) -> float:
         """What bytes add to a segment that is open."""
         law = self.latency.law(TRANSFER, transfer_label(self.link(source), tier))
-        return stored_bytes / law.per_s
+        return stored_bytes * (1 / law.per_s + self.arrival_s_per_byte)
 
 
 def live_runs(coverage: Coverage, alive: frozenset[str]) -> list[list[Run]]:

@@ -6,7 +6,7 @@ import pickle
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from codec.identity import CodecId
@@ -251,6 +251,13 @@ some_runs = st.lists(
 
 @settings(deadline=None)
 @given(st.lists(some_runs, min_size=1, max_size=2), some_runs, st.integers(20, 110))
+@example(  # a smaller copy elsewhere also saves verifying the difference
+    first=[
+        runs_of((1, {"ada": 1}), (1, {"ada": 51, "ada:disk": 1, "bob": 1}), (1, {"bob": 1})),
+    ],
+    second=runs_of((1, {"ada": 1})),
+    prompt=41,
+)
 def test_no_codec_and_no_sources_are_faster(
     first: list[tuple[Run, ...]], second: tuple[Run, ...], prompt: int
 ) -> None:
