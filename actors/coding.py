@@ -85,6 +85,9 @@ def store_chunks(
 ) -> list[Placement]:
     """Code and store the chunks from ``first_chunk`` on, with each of ``codecs``.
 
+    A chunk that the worker holds stays as it is: its tokens are coded once, so that a
+    cache which came out of a lossy codec is not coded again on top.
+
     Parameters
     ----------
     keys_TLHD, values_TLHD
@@ -94,16 +97,24 @@ def store_chunks(
     ------
     UnknownCodecError
         If a codec is not loaded; nothing was stored then.
+    ValueError
+        If the arrays are not the prefix's in shape and dtype, or an element is not finite;
+        nothing was stored then either.
     ArenaFullError
         If the arena is full.  Chunks stored before that stay: a shorter prefix is a
         correct one.
     """
     loaded = [bank.find(codec_id) for codec_id in codecs]
+    _check_arrays(prefix, len(prefix.keys) - first_chunk, keys_TLHD, values_TLHD)
     placements = []
     size = prefix.tokens_per_chunk
     for chunk in range(first_chunk, len(prefix.keys)):
         rows = slice((chunk - first_chunk) * size, (chunk - first_chunk + 1) * size)
         for codec in loaded:
+            held = worker.placement(ComponentKey(prefix.keys[chunk], codec.stage), codec.codec_id)
+            if held is not None:
+                placements.append(held)
+                continue
             layers = slice(codec.stage.layer_start, codec.stage.layer_stop)
             heads = slice(codec.stage.head_start, codec.stage.head_stop)
             blob = codec.encode(
@@ -201,6 +212,22 @@ def time_decoding(codec: Codec, *, dtype: str, num_tokens: int) -> list[tuple[st
         (step, len(blob) if step in STEPS_BY_STORED_BYTES else raw_bytes, seconds)
         for step, seconds in steps.seconds.items()
     ]
+
+
+def _check_arrays(prefix: Prefix, num_chunks: int, keys: Tensor, values: Tensor) -> None:
+    shape = prefix.geometry
+    front = (num_chunks * prefix.tokens_per_chunk, shape.num_layers, shape.num_kv_heads)
+    for what, array, head_dim in (
+        ("keys", keys, shape.key_head_dim),
+        ("values", values, shape.value_head_dim),
+    ):
+        if tuple(array.shape) != (*front, head_dim) or array.dtype != TORCH_DTYPES[prefix.dtype]:
+            raise ValueError(
+                f"{what} must be {prefix.dtype} of shape {(*front, head_dim)}, "
+                f"got {array.dtype} of {tuple(array.shape)}"
+            )
+        if not torch.isfinite(array).all():
+            raise ValueError(f"{what} must be finite to be stored")
 
 
 def _check_cover(

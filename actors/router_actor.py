@@ -29,6 +29,9 @@ Observation = tuple[str, str, float, float]
 class RouterUpdate:
     """All that a client needs to answer by itself."""
 
+    tokens_per_chunk: int
+    """What the fabric was started with: a client with another could name no chunk."""
+
     feed: Feed
     workers: Mapping[str, WorkerInfo]
     models: Mapping[str, ModelProfile]
@@ -57,6 +60,7 @@ class RouterShell:
             latency=cold_latency_model(),
             expected=expected_nodes,
         )
+        self._tokens_per_chunk = tokens_per_chunk
         self._lost_after_s = lost_after_s
         #: By name.  After a restart workers bring back the profiles, but only whoever
         #: registers a model again brings back its codecs.
@@ -111,6 +115,7 @@ class RouterShell:
     async def update(self, position: tuple[int, int]) -> RouterUpdate:
         """What takes a client whose replica is at ``position``, a version and epoch, to now."""
         return RouterUpdate(
+            tokens_per_chunk=self._tokens_per_chunk,
             feed=self._router.feed(*position),
             workers=dict(self._router.workers),
             models={name: model.profile for name, model in self._models.items()},

@@ -161,6 +161,11 @@ class Worker:
             self._count(gets=1)
             return pin
 
+    def placement(self, key: ComponentKey, codec: CodecId) -> Placement | None:
+        """What is listed of a component; ``None`` if it is not here.  Counts nothing."""
+        with self._lock:
+            return self._changes.get((key, codec))
+
     def evict(self, key: ComponentKey, codec: CodecId) -> None:
         """Forget a component now; where it is pinned, its bytes go with the last pin.
 

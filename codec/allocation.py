@@ -113,7 +113,7 @@ def allocate(
         Legal block sizes.
     stride
         Blocks larger than one end at multiples of this.  1 is the exact program; 8
-        costs an eighth of the simulation and under 1 % of the error (docs/codec.md).
+        costs an eighth of the simulation.
     on_progress
         Called with the fraction done, rising to 1.
 

@@ -6,7 +6,7 @@
 3. `Basis.project` and `Basis.reconstruct` are ``(X - mean) V`` and ``D V' + mean``.
    Both use the 16-bit directions that are stored, so writer and reader agree.
 
-Source: KVTC (arXiv 2511.01815v2) sections 1.2-1.3 of docs/codec.md; the Gram route
+Source: KVTC (arXiv 2511.01815v2) section 3.1 and appendix B.1; the Gram route
 replaces its randomized SVD and gives the same subspace without a random seed.
 """
 

@@ -344,7 +344,10 @@ def _exact_values(blob: Blob, kind: str, num_rows: int, layers: range) -> Tensor
 
 def _merge(coded: Tensor, exact: Tensor, is_exact: Tensor, header: BlobHeader) -> Tensor:
     """Rows in their places: shape ``(T, L, H, D)``, in the blob's dtype."""
-    result = torch.empty((len(is_exact), *coded.shape[1:]), dtype=TORCH_DTYPES[header.dtype])
-    result[~is_exact] = coded.to(result.dtype)
+    dtype = TORCH_DTYPES[header.dtype]
+    result = torch.empty((len(is_exact), *coded.shape[1:]), dtype=dtype)
+    # What was stored was within the dtype's range; an error past its end comes back to it.
+    limit = torch.finfo(dtype).max
+    result[~is_exact] = coded.clamp(-limit, limit).to(dtype)
     result[is_exact] = exact[: int(is_exact.sum())]
     return result

@@ -4,7 +4,7 @@ Bit order: one coefficient after the other, and within a coefficient one token a
 other, so that a byte holds consecutive *tokens* of one coefficient.  The lowest bits
 hold the earliest token.  A coefficient starts on a byte border; unused high bits of its
 last byte are zero, and reading refuses anything else.  Neighbouring tokens of one
-coefficient are distributed alike, which is what DEFLATE can see (kvtc.md, pitfall 2).
+coefficient are distributed alike, which is what DEFLATE can see (docs/codec.md).
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from fabric.engines.protocol import Engine
 Progress = Callable[[str, float], None]
 """Told what is being done and which fraction of it is done."""
 
+MAX_FILES = 255
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusConfig:
@@ -76,9 +78,13 @@ def calibrate(
     Raises
     ------
     ConfigError
-        If a file cannot be read or there is too little text.
+        If a file cannot be read, there is too little text, or a number is out of range.
     """
     corpus_config = corpus_config or CorpusConfig()
+    if not 1 <= num_stages <= engine.geometry.num_layers:
+        raise ConfigError(f"stages must be in 1..{engine.geometry.num_layers}, got {num_stages}")
+    if len(corpus) > MAX_FILES:
+        raise ConfigError(f"the corpus may have {MAX_FILES} files, got {len(corpus)}: join some")
     texts = [_read(path) for path in corpus or default_corpus()]
     stages = engine.geometry.split_layers(num_stages)
     provenance: dict[str, str | int] = {

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from codec.calibration import CalibrationConfig
-from codec.errors import ConfigError, FabricError
+from codec.errors import FabricError
 from fabric import local_ray
 from fabric.calibrate import CorpusConfig, calibrate
 from fabric.cluster import Fabric
@@ -30,7 +30,7 @@ from fabric.demo import DemoConfig, Fault, prepare, read_prompt
 from fabric.demo import run as run_demo
 from fabric.engines.loading import load_model
 from fabric.engines.transformers import TransformersEngine
-from fabric.launch import place_on_cluster, stop_actors
+from fabric.launch import num_fabrics, place_on_cluster, stop_actors
 from fabric.retention_cli import bench, plan
 
 _console = Console(stderr=True)
@@ -89,14 +89,10 @@ def up(
 ) -> None:
     """Start the fabric on a running Ray, or on one started here; add a model to it."""
     config = load_config(config_path, os.environ)
-    try:
-        local_ray.connect(address)
-    except ConfigError:
-        if address is not None:
-            raise
+    if address is None and not local_ray.is_running(None):
         _say("no Ray runs on this machine: starting one")
         local_ray.start()
-        local_ray.connect(None)
+    local_ray.connect(address)
     placing = place_on_cluster()
     _say(f"starting the router and {len(placing)} worker(s)")
     with Fabric.start(config, placing) as fabric:
@@ -114,13 +110,14 @@ def up(
 def down(*, config_path: Path | None, address: str | None) -> None:
     """Stop the fabric, and the Ray that `up` started if it did."""
     config = load_config(config_path, os.environ)
-    num_stopped = 0
+    num_stopped, others = 0, 0
     try:
         local_ray.connect(address)
         num_stopped = stop_actors(config)
+        others = num_fabrics()
     finally:
         ray.shutdown()
-        stopped_ray = address is None and local_ray.stop()
+        stopped_ray = address is None and not others and local_ray.stop()
     click.echo(f"stopped {num_stopped} actor(s)" + (" and the local Ray" if stopped_ray else ""))
 
 

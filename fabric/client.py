@@ -59,6 +59,8 @@ class FabricClient:
         ------
         RayError, TimeoutError
             If the router does not answer; the replica stays as it was.
+        ConfigError
+            If the fabric was started with another ``tokens_per_chunk``.
         """
         while True:
             with self._lock:
@@ -66,6 +68,11 @@ class FabricClient:
             update: RouterUpdate = ray.get(
                 self._router.update.remote(position), timeout=self._config.deadline_s
             )
+            if update.tokens_per_chunk != self._config.tokens_per_chunk:
+                raise ConfigError(
+                    f"this fabric was started with tokens_per_chunk {update.tokens_per_chunk}, "
+                    f"not {self._config.tokens_per_chunk}: give every process the same settings"
+                )
             with self._lock:
                 if self._replica.apply(update.feed):
                     self._latest = update
@@ -96,6 +103,7 @@ class FabricClient:
         model: str | None = None,
         window_tokens: int | None = None,
         force: Choice | None = None,
+        must_know: bool = True,
     ) -> RestorePlan:
         """Whether to restore the prompt's prefix at node ``at``, from where, in how long.
 
@@ -105,6 +113,9 @@ class FabricClient:
             Tokens at the end of the stored prefix to compute again; the setting by default.
         force
             Choose this whatever the times, where it is possible.
+        must_know
+            Refuse a node that has no live worker; without that the plan is made all the same,
+            for a caller that will notice.
 
         Raises
         ------
@@ -117,7 +128,7 @@ class FabricClient:
         residency = self.residency(tokens, model=model)
         workers = self.workers()
         # A router that is still learning may not have heard of it yet.
-        if at not in workers and residency.ready:
+        if must_know and at not in workers and residency.ready:
             raise ConfigError(f"no worker {at!r}; there are {', '.join(sorted(workers)) or 'none'}")
         with self._lock:
             latency = self._latency
@@ -189,7 +200,7 @@ class FabricClient:
         while not self._stop.wait(self._config.heartbeat_s):
             try:
                 self.refresh()
-            except (ray.exceptions.RayError, TimeoutError) as error:
+            except (ray.exceptions.RayError, TimeoutError, ConfigError) as error:
                 _log.warning("cannot reach the router: %s", error)
 
 

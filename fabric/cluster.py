@@ -18,7 +18,7 @@ import ray
 
 from actors.handoff import KvArrays
 from actors.naming import ROUTER, worker_actor_name
-from actors.profile import CodecSet, ModelProfile
+from actors.profile import ModelProfile
 from actors.router import WorkerInfo
 from actors.worker import WorkerStat
 from actors.worker_actor import Restored, RestoreRequest
@@ -27,16 +27,14 @@ from codec.codec import Codec
 from codec.errors import (
     ConfigError,
     FabricError,
-    IdentityMismatchError,
     IncompletePullError,
     PeerLostError,
 )
-from codec.kvtc import KvtcCodec
-from codec.raw import RawCodec
 from fabric.client import FabricClient, link_label
 from fabric.config import FabricConfig
 from fabric.engines.protocol import Engine
 from fabric.launch import start_actors, stop_actors
+from fabric.model import check_engine, describe_model
 from fabric.outcome import RestoreOutcome, error_name, first_line
 from policies.latency import decode_label, transfer_label
 from policies.planner import Choice, RestorePlan
@@ -125,35 +123,9 @@ class Fabric:
         ConfigError
             If the calibrations are of another model, or do not tile this one's layers.
         """
-        namespace = engine.namespace()
-        digest = namespace.digest()
-        stages = tuple(calibration.stage for calibration in calibrations)
-        if stages != engine.geometry.split_layers(len(stages) or 1):
-            raise ConfigError(f"calibrations must cover {engine.geometry.whole}, got {stages}")
-        for calibration in calibrations:
-            if calibration.provenance.get("namespace") != digest.hex():
-                raise ConfigError(
-                    f"calibration {calibration.digest.hex()} is of another model or dtype; "
-                    "run `kvfabric calibrate` for this one"
-                )
-        kvtc = [KvtcCodec(calibration, namespace=digest) for calibration in calibrations]
-        raw = [
-            RawCodec(stage, engine.geometry.of_stage(stage), namespace.dtype, namespace=digest)
-            for stage in stages
-        ]
-        profile = ModelProfile(
-            name=name,
-            namespace=digest,
-            geometry=engine.geometry,
-            dtype=namespace.dtype,
-            tokens_per_chunk=self.config.tokens_per_chunk,
-            stages=stages,
-            codec_sets=tuple(
-                CodecSet(name=kind, codecs=tuple(codec.codec_id for codec in codecs))
-                for kind, codecs in (("kvtc", kvtc), ("raw", raw))
-            ),
+        profile, codecs = describe_model(
+            engine, calibrations, name=name, tokens_per_chunk=self.config.tokens_per_chunk
         )
-        codecs: list[Codec] = [*kvtc, *raw]
         call = self._router.add_model.remote(profile, codecs)
         ray.get(call, timeout=4 * self.config.deadline_s)
         nodes = sorted(self.client.workers())
@@ -193,7 +165,7 @@ class Fabric:
             If the worker goes away meanwhile, or does not answer.
         """
         profile = self.client.profile(model)
-        _check_engine(engine, profile)
+        check_engine(engine, profile)
         prefix = profile.prefix(tokens)
         if not prefix.keys:
             return []
@@ -219,12 +191,27 @@ class Fabric:
     ) -> RestoreOutcome:
         """Restore a prompt's prefix into ``engine`` at node ``at``, if the plan says so.
 
-        Nothing that goes wrong is raised: the outcome then has no cache and says why.
-        The client catches up first: a plan is worth the millisecond that takes.
+        Nothing that goes wrong in the fabric is raised, a worker at ``at`` that was lost
+        included: the outcome then has no cache and says why.  The client catches up first: a
+        plan is worth the millisecond that takes.
+
+        Raises
+        ------
+        ConfigError
+            If the model is not registered, or not named where there are several.
+        ValueError
+            If there is no token, or a token id is not one.
         """
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
             self.client.refresh()
-        plan = self.client.plan(tokens, at=at, model=model, force=force)
+        plan = self.client.plan(
+            tokens,
+            at=at,
+            model=model,
+            window_tokens=max(self.config.window_tokens, engine.window_tokens),
+            force=force,
+            must_know=False,
+        )
         if not plan.is_restore:
             return RestoreOutcome(
                 plan=plan,
@@ -307,7 +294,7 @@ class Fabric:
         model: str | None,
     ) -> RestoreOutcome:
         profile = self.client.profile(model)
-        _check_engine(engine, profile)
+        check_engine(engine, profile)
         stages = {segment.stage: segment.codec for segment in plan.segments}
         workers = self.client.workers()
         sources = {s.node: _source(workers, s.node) for s in plan.segments if s.node != at}
@@ -386,10 +373,3 @@ def _source(workers: Mapping[str, WorkerInfo], node: str) -> WorkerInfo:
     if node not in workers:
         raise ConfigError(f"worker {node!r} left the fabric after the plan was made")
     return workers[node]
-
-
-def _check_engine(engine: Engine[Any], profile: ModelProfile) -> None:
-    """Refuse an engine whose KV is not the registered model's, however alike its shape."""
-    found = engine.namespace().digest()
-    if found != profile.namespace:
-        raise IdentityMismatchError("namespace", profile.namespace.hex(), found.hex())

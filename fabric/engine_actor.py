@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-import torch
 
 from codec.calibration import Calibration
 from codec.quality import Agreement, compare_logits
@@ -153,10 +152,6 @@ class EngineShell:
         return Reference(
             tokens=tuple(new_tokens), prefill_s=prefill_s, agreement=compare_logits(full, ours)
         )
-
-    def limit_threads(self, num_threads: int) -> None:
-        """Use at most that many cores: several engines may share a machine."""
-        torch.set_num_threads(num_threads)
 
     def _connected(self) -> Fabric:
         if self._fabric is None:

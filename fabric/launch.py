@@ -93,6 +93,12 @@ def stop_actors(config: FabricConfig) -> int:
     return len(names)
 
 
+def num_fabrics() -> int:
+    """Fabrics that run on the current Ray, by their routers."""
+    entries = ray.util.list_named_actors(all_namespaces=True)
+    return sum(entry["name"] == ROUTER for entry in entries)
+
+
 def _worker_options(config: FabricConfig, node: str) -> WorkerOptions:
     return WorkerOptions(
         node=node,

@@ -41,7 +41,7 @@ def connect(address: str | None) -> None:
         If there is none; the message says how to start one.
     """
     where = address or _address_on_this_machine()
-    if where is None or not _answers(where):
+    if not is_running(address) or where is None:
         raise ConfigError(
             f"no Ray answers at {address or 'this machine'}; "
             "start one with `kvfabric up` or `ray up cluster.yaml`"
@@ -53,6 +53,12 @@ def connect(address: str | None) -> None:
             f"the Ray at {where} refuses this driver ({first_line(error)}); is the file "
             "~/.ray/auth_token the one its head has?"
         ) from error
+
+
+def is_running(address: str | None) -> bool:
+    """Whether anything listens where `connect` would go."""
+    where = address or _address_on_this_machine()
+    return where is not None and _answers(where)
 
 
 def _address_on_this_machine() -> str | None:

@@ -283,3 +283,51 @@ def test_a_codec_is_timed_on_an_example(codec: KvtcCodec | RawCodec) -> None:
         assert by_step["verify"][0] < by_step["project"][0]
     else:
         assert list(by_step) == ["verify"]
+
+
+def test_a_token_is_coded_once(worker: Worker) -> None:
+    """Pitfall 5: a cache that came out of a lossy codec does not go in again on top of itself."""
+    bank, codecs = banked(KvtcCodec(calibrated()))
+    keys, values = cache(40, seed=1)
+    prefix = a_prefix()
+    short = dataclasses.replace(prefix, keys=prefix.keys[:3])
+    first = store_chunks(
+        worker, bank, short, keys_TLHD=keys[:24], values_TLHD=values[:24], codecs=codecs
+    )
+    with worker.get(first[1].component, codecs[0]) as pin:
+        before = bytes(pin.view)
+    lossy, _ = assemble(worker, bank, short, codecs=codecs, boundary_tokens=24, steps=StepTimes())
+
+    again = store_chunks(
+        worker,
+        bank,
+        prefix,
+        keys_TLHD=torch.cat([lossy, keys[24:]]),
+        values_TLHD=values,
+        codecs=codecs,
+    )
+
+    assert again[:3] == first
+    assert (worker.stat().puts, worker.stat().replaced) == (5, 0)
+    with worker.get(first[1].component, codecs[0]) as pin:
+        assert bytes(pin.view) == before
+
+
+@pytest.mark.parametrize("wrong", ["nan", "inf", "layers", "tokens", "dtype"])
+def test_a_cache_that_is_not_the_prefixs_stores_nothing(worker: Worker, wrong: str) -> None:
+    """Whatever the codec, and also where only a later chunk is wrong."""
+    bank, codecs = banked(*raw_stages(1))
+    keys, values = cache(40, seed=1)
+    if wrong in ("nan", "inf"):
+        keys[39, 2, 1, 3] = float(wrong)
+    elif wrong == "layers":
+        keys = torch.cat([keys, keys], dim=1)
+    elif wrong == "tokens":
+        keys = keys[:39]
+    else:
+        keys = keys.half()
+
+    with pytest.raises(ValueError, match="keys must be"):
+        store_chunks(worker, bank, a_prefix(), keys_TLHD=keys, values_TLHD=values, codecs=codecs)
+
+    assert worker.stat().num_components == 0

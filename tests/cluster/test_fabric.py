@@ -6,6 +6,7 @@ real model is in test_demo.py.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -239,6 +240,25 @@ def test_an_engine_of_another_model_neither_stores_nor_restores(
 
     assert outcome.cache is None
     assert outcome.reason == "IdentityMismatchError"
+
+
+def test_a_client_with_another_chunk_size_is_turned_away(fabric: Fabric) -> None:
+    """Its chunks would be refused by the router, and its worker's with them."""
+    with pytest.raises(ConfigError, match="tokens_per_chunk 16, not 8"):
+        Fabric(dataclasses.replace(fabric.config, tokens_per_chunk=8))
+
+
+def test_a_target_that_is_not_there_is_a_recompute(
+    fabric: Fabric, engine: TransformersEngine
+) -> None:
+    """An engine whose worker was lost computes; only who plans by hand is told of a name."""
+    tokens = stored(fabric, engine, 10, "kvtc")
+
+    outcome = fabric.restore(engine, tokens, at="c", force="restore")
+
+    assert outcome.cache is None
+    assert outcome.reason == "ConfigError"
+    assert "no worker 'c'" in outcome.explanation
 
 
 def test_unknown_workers_and_models_are_named(fabric: Fabric, engine: TransformersEngine) -> None:

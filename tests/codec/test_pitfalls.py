@@ -1,9 +1,11 @@
-"""One test per row of the table of KVTC pitfalls (docs/codec.md), and per fault of other ports.
+"""One test per row of the published list of KVTC pitfalls, and per fault of other ports.
 
-The numbers in the names are the rows.
+The numbers in the names are the rows; number 5, recoding, is in tests/actors/test_coding.py.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import deflate
 import pytest
@@ -80,17 +82,6 @@ def test_4_codes_are_made_with_the_rounded_metadata() -> None:
     assert torch.equal(coded.codes_TB.float(), expected)
     error = (dequantize(coded, BlockType.INT4) - values).abs()
     assert (error[values >= shift] <= scale / 2 + 1e-3).all()
-
-
-def test_5_a_token_is_coded_once(calibration: Calibration) -> None:
-    """A longer prefix leaves the earlier chunk's bytes as they were: no drift by recoding."""
-    codec = KvtcCodec(calibration)
-    keys, values = cache(96, seed=1)
-
-    short = codec.encode(keys[:48], values[:48], header=header(codec.codec_id, 48))
-    again = codec.encode(keys[:48], values[:48], header=header(codec.codec_id, 48))
-
-    assert short == again
 
 
 def test_6_position_is_part_of_a_blob_and_undone_with_the_models_own_frequencies(
@@ -214,3 +205,24 @@ def test_10_rows_too_large_to_square_are_exact(calibration: Calibration, scale: 
     again, _ = codec.decode(codec.encode(keys, values, header=header(codec.codec_id, 32)))
 
     assert torch.equal(again[20], keys[20])
+
+
+def test_float16_near_its_limit_comes_back_finite(calibration: Calibration) -> None:
+    """An error past the end of the range must not round to an infinity."""
+    draw = torch.Generator().manual_seed(8)
+    keys, values = (
+        (6.5e4 * (2 * torch.rand(24, 3, 2, dim, generator=draw) - 1)).half() for dim in (8, 6)
+    )
+    loose = dataclasses.replace(
+        calibration,
+        keys=dataclasses.replace(calibration.keys, max_row_error=1e30),
+        values=dataclasses.replace(calibration.values, max_row_error=1e30),
+    )
+    codec = KvtcCodec(loose)
+
+    again = codec.decode(
+        codec.encode(keys, values, header=header(codec.codec_id, 24, start=64, dtype="float16"))
+    )
+
+    assert not torch.equal(again[0], keys)
+    assert all(torch.isfinite(array).all() for array in again)

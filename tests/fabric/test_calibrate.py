@@ -155,6 +155,21 @@ def test_a_file_that_cannot_be_read_is_named(
         calibrate(TransformersEngine(loaded), loaded, config=CONFIG, corpus=[path])
 
 
+@pytest.mark.parametrize("num_stages", [0, 5])
+def test_stages_that_the_model_has_no_layers_for_are_refused(
+    loaded: LoadedModel, num_stages: int
+) -> None:
+    """One line, not a traceback."""
+    with pytest.raises(ConfigError, match=r"stages must be in 1\.\.4"):
+        calibrate(TransformersEngine(loaded), loaded, config=CONFIG, num_stages=num_stages)
+
+
+def test_too_many_files_are_refused(loaded: LoadedModel, corpus: list[Path]) -> None:
+    """With what to do instead."""
+    with pytest.raises(ConfigError, match="join some"):
+        calibrate(TransformersEngine(loaded), loaded, config=CONFIG, corpus=corpus * 200)
+
+
 def test_bad_corpus_settings_are_refused() -> None:
     """A window longer than the corpus, or too short to say anything."""
     for wrong in ({"window_tokens": 8}, {"num_tokens": 100, "window_tokens": 200}):

@@ -90,6 +90,19 @@ def test_up_on_a_named_cluster_never_starts_a_local_one(monkeypatch: pytest.Monk
     assert run("up", "--address", "10.77.0.9:6379").exit_code == 1
 
 
+def test_up_starts_no_second_ray_beside_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray whose token is another's runs, and is not ours to double."""
+
+    def refuse(address: str | None) -> None:
+        raise ConfigError("the Ray refuses this driver")
+
+    monkeypatch.setattr(local_ray, "is_running", lambda _address: True)
+    monkeypatch.setattr(local_ray, "connect", refuse)
+    monkeypatch.setattr(local_ray, "start", lambda: pytest.fail("started a second Ray"))
+
+    assert "refuses this driver" in run("up").output
+
+
 def test_down_leaves_processes_alone_that_it_did_not_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
