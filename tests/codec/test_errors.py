@@ -17,6 +17,7 @@ SAMPLES: list[errors.FabricError] = [
     errors.ArenaFullError(wanted_bytes=300, free_bytes=100),
     errors.StaleLeaseError(generation=2),
     errors.StaleIncarnationError(node="a", wanted=1, found=2),
+    errors.StaleNameError(kind="step", name="7", why="was aborted"),
     errors.UnknownComponentError(component="00/l0-1.h0-1/unbounded", node="a"),
     errors.CorruptBlobError(where="header", why="checksum does not match"),
     errors.IdentityMismatchError(field="namespace", wanted="00", found="01"),
@@ -26,6 +27,9 @@ SAMPLES: list[errors.FabricError] = [
     errors.PeerLostError(peer="a:1", cause="connection reset"),
     errors.ProtocolError(peer="a:1", why="frame 3 before frame 2"),
     errors.TransferTimeoutError(peer="a:1", step="handshake", deadline_s=1.5),
+    errors.ReceiptError(step=7, why="page 3 of full is not mapped"),
+    errors.QuarantinedError(request=4, why="a receipt of step 7 was wrong"),
+    errors.CertificateError(line=12, why="page 3 of full is still in use"),
     errors.VmmMisaligned(what="size", found=100, granule_bytes=4096),
     errors.VmmOutOfMemory(limit="budget", wanted_bytes=300, free_bytes=100),
     errors.VmmNotReserved(va=0x7000, nbytes=300),
@@ -36,6 +40,7 @@ SAMPLES: list[errors.FabricError] = [
     errors.VmmForked(owner_pid=100, pid=101),
     errors.VmmClosed(what="arena"),
     errors.VmmDriverError(call="mmap", code=12),
+    errors.VmmNotShared(what="handle 3", why="its memory was made without export"),
 ]
 #: The packages whose errors count: other tests may derive classes for themselves.
 PACKAGES = ("codec", "policies", "actors", "fabric")

@@ -1,42 +1,4 @@
-"""Every exception the fabric raises on purpose, grouped by what the caller does next.
-
-* FabricError
-  + ConfigError (also ValueError)     fix the settings
-    - UnsupportedModelError
-    - RetentionError
-    - BackendUnavailable (also ImportError)
-  + CapacityError                     wait, or ask for less
-    - ArenaFullError
-  + StaleError                        look it up again
-    - StaleLeaseError
-    - StaleIncarnationError
-    - UnknownComponentError
-  + CodecError                        treat as a miss, recompute
-    - CorruptBlobError
-    - IdentityMismatchError
-    - UnknownCodecError
-    - UnsupportedVersionError
-  + TransferError                     other source, or recompute
-    - IncompletePullError
-    - PeerLostError
-    - ProtocolError
-    - TransferTimeoutError (also TimeoutError)
-  + VmmError                          a memory driver refused a verb: a defect, or no room
-    - VmmMisaligned (also ValueError)
-    - VmmOutOfMemory (also CapacityError, MemoryError)
-    - VmmNotReserved
-    - VmmAlreadyMapped
-    - VmmNotMapped
-    - VmmBadHandle
-    - VmmBusy
-    - VmmForked
-    - VmmClosed
-    - VmmDriverError
-
-Fields go to ``super().__init__`` by position and the sentence is built in
-``__str__``.  That keeps an error picklable, and so catchable by its own type on
-the far side of a Ray call.
-"""
+"""The errors of everything but memory drivers; `codec.errors` has the whole tree."""
 
 from __future__ import annotations
 
@@ -128,6 +90,19 @@ class StaleIncarnationError(StaleError):
 
     def __str__(self) -> str:
         return f"worker {self.node} is incarnation {self.found}, the caller meant {self.wanted}"
+
+
+class StaleNameError(StaleError):
+    """A request, step or snapshot has ended, has moved on, or was never begun."""
+
+    def __init__(self, kind: str, name: str, why: str) -> None:
+        super().__init__(kind, name, why)
+        self.kind = kind
+        self.name = name
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name} {self.why}"
 
 
 class UnknownComponentError(StaleError):
@@ -249,129 +224,44 @@ class TransferTimeoutError(TransferError, TimeoutError):
         return f"{self.step} with {self.peer} passed its deadline of {self.deadline_s:g} s"
 
 
-class VmmError(FabricError):
-    """A memory driver refused a verb, and nothing changed."""
+class ProofError(FabricError):
+    """What should prove that memory may be used again does not."""
 
 
-class VmmMisaligned(VmmError, ValueError):  # noqa: N818 - named as CUDA's refusals are
-    """A size or an address is not a positive multiple of what it has to be."""
+class ReceiptError(ProofError):
+    """A receipt says that something other than what was asked for was done.
 
-    def __init__(self, what: str, found: int, granule_bytes: int) -> None:
-        super().__init__(what, found, granule_bytes)
-        self.what = what
-        self.found = found
-        self.granule_bytes = granule_bytes
+    The pages that may have been written are quarantined until they are recovered.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.what} must be a positive multiple of {self.granule_bytes}, got {self.found}"
-
-
-class VmmOutOfMemory(VmmError, CapacityError, MemoryError):  # noqa: N818 - as above
-    """A limit is reached; ``limit`` says which, since each has another remedy."""
-
-    def __init__(self, limit: str, wanted_bytes: int, free_bytes: int) -> None:
-        super().__init__(limit, wanted_bytes, free_bytes)
-        self.limit = limit
-        self.wanted_bytes = wanted_bytes
-        self.free_bytes = free_bytes
-
-    def __str__(self) -> str:
-        return (
-            f"{self.limit} reached: wanted {self.wanted_bytes} bytes, "
-            f"{self.free_bytes} of the driver's budget are free"
-        )
-
-
-class VmmNotReserved(VmmError):  # noqa: N818 - as above
-    """Not wholly inside one reservation, or not exactly one."""
-
-    def __init__(self, va: int, nbytes: int) -> None:
-        super().__init__(va, nbytes)
-        self.va = va
-        self.nbytes = nbytes
-
-    def __str__(self) -> str:
-        return f"{self.nbytes} bytes at {self.va:#x} are not of one reservation"
-
-
-class VmmAlreadyMapped(VmmError):  # noqa: N818 - as above
-    """A mapping is there already."""
-
-    def __init__(self, va: int, nbytes: int) -> None:
-        super().__init__(va, nbytes)
-        self.va = va
-        self.nbytes = nbytes
-
-    def __str__(self) -> str:
-        return f"something is mapped within {self.nbytes} bytes at {self.va:#x}"
-
-
-class VmmNotMapped(VmmError):  # noqa: N818 - as above
-    """Not exactly whole mappings, or not mapped with that access."""
-
-    def __init__(self, va: int, nbytes: int, why: str) -> None:
-        super().__init__(va, nbytes, why)
-        self.va = va
-        self.nbytes = nbytes
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(step, why)
+        self.step = step
         self.why = why
 
     def __str__(self) -> str:
-        return f"{self.nbytes} bytes at {self.va:#x}: {self.why}"
+        return f"the receipts of step {self.step} are wrong: {self.why}"
 
 
-class VmmBadHandle(VmmError):  # noqa: N818 - as above
-    """The handle was never created here, or is released."""
+class QuarantinedError(ProofError):
+    """The request stands still until its quarantined pages are recovered, or it is released."""
 
-    def __init__(self, handle: int) -> None:
-        super().__init__(handle)
-        self.handle = handle
-
-    def __str__(self) -> str:
-        return f"handle {self.handle} is not live"
-
-
-class VmmBusy(VmmError):  # noqa: N818 - as above
-    """What would go away is still in use."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(what, why)
-        self.what = what
+    def __init__(self, request: int, why: str) -> None:
+        super().__init__(request, why)
+        self.request = request
         self.why = why
 
     def __str__(self) -> str:
-        return f"{self.what} is in use: {self.why}"
+        return f"request {self.request} is quarantined: {self.why}"
 
 
-class VmmForked(VmmError):  # noqa: N818 - as above
-    """A forked child called; the memory belongs to its parent."""
+class CertificateError(ProofError):
+    """A record of a certificate log does not follow from those before it."""
 
-    def __init__(self, owner_pid: int, pid: int) -> None:
-        super().__init__(owner_pid, pid)
-        self.owner_pid = owner_pid
-        self.pid = pid
-
-    def __str__(self) -> str:
-        return f"process {self.pid} was forked from {self.owner_pid}, which owns the memory"
-
-
-class VmmClosed(VmmError):  # noqa: N818 - as above
-    """The driver or arena was closed."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, line: int, why: str) -> None:
+        super().__init__(line, why)
+        self.line = line
+        self.why = why
 
     def __str__(self) -> str:
-        return f"the {self.what} is closed"
-
-
-class VmmDriverError(VmmError):
-    """The system refused a call that should have worked."""
-
-    def __init__(self, call: str, code: int) -> None:
-        super().__init__(call, code)
-        self.call = call
-        self.code = code
-
-    def __str__(self) -> str:
-        return f"{self.call} failed with code {self.code}"
+        return f"line {self.line}: {self.why}"
