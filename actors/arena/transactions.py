@@ -1,0 +1,238 @@
+"""Steps of requests, in batches: prepared, committed or aborted, and completed.
+
+`actors.arena.page_table` tells how these work together, and lets threads take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+
+from actors.arena.frontier import ExecutionFrontier
+from actors.arena.heads import Heads, HeadStore
+from actors.arena.journal import Journal
+from actors.arena.pages import PageBook, PageName, PageState
+from actors.arena.planning import demands, reserve_all
+from actors.arena.reclaim import Reclaimer
+from actors.arena.requests import Request, Requests
+from actors.arena.slots import SlotSource
+from actors.arena.steps import NewPage, Receipt, Step, StepItem, need_complete, wrongs
+from codec.errors import ReceiptError
+from policies.retention.plan import PlannedClass
+
+
+class Transactions:
+    """Makes the steps of a page table, whose parts it is given; not thread-safe."""
+
+    def __init__(
+        self,
+        classes: Sequence[PlannedClass],
+        slots: Sequence[SlotSource],
+        *,
+        book: PageBook,
+        store: HeadStore,
+        requests: Requests,
+        reclaimer: Reclaimer,
+        frontier: ExecutionFrontier,
+        journal: Journal,
+    ) -> None:
+        self._classes = classes
+        self._slots = slots
+        self._book = book
+        self._store = store
+        self._requests = requests
+        self._reclaimer = reclaimer
+        self._frontier = frontier
+        self._journal = journal
+        #: What each step in flight holds, by domain and number of its work.
+        self._flights: dict[tuple[str, int], tuple[Heads, ...]] = {}
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps whose work has not ended."""
+        return len(self._flights)
+
+    def prepare(self, items: Iterable[StepItem]) -> list[Step]:
+        """Plan one step for each item and reserve what they need: for all, or for none.
+
+        Slots whose last pages are done with are taken back first.
+
+        Raises
+        ------
+        StaleNameError
+            If a request is gone, or its head is elsewhere.
+        QuarantinedError
+            If one stands still.
+        VmmBusy
+            If one has a step prepared already.
+        ArenaFullError
+            If there is no room.
+        ValueError
+            If a request is named twice, or a step does not go forward.
+        """
+        items = list(items)
+        found = [self._requests.at(item) for item in items]
+        if len(set(map(id, found))) < len(found):
+            raise ValueError("a request is named twice in one batch")
+        self._reclaimer.reclaim()
+        with ExitStack() as undo:
+            steps = [
+                self._planned(request, item.after, undo)
+                for request, item in zip(found, items, strict=True)
+            ]
+            self._journal.write(("reserve", _reserve_fields(step)) for step in steps)
+            undo.pop_all()
+        for step in steps:
+            for new in step.pages:
+                self._book.add(new.name, new.ordinal)
+            self._requests.prepare(step)
+        return steps
+
+    def commit(self, receipts: Iterable[Receipt], domain: str) -> list[int]:
+        """Publish prepared steps and count their work as submitted to ``domain``.
+
+        Returns
+        -------
+        The numbers of their work in the domain, in the receipts' order.
+
+        Raises
+        ------
+        StaleNameError
+            If a step is not prepared, or a receipt is of another epoch.
+        ValueError
+            If a step is named twice, or a receipt is incomplete: ask again later.
+        ReceiptError
+            If a receipt says that something wrong was done.  The whole batch is in
+            quarantine then: its steps are over, and its requests stand still.
+        """
+        receipts = list(receipts)
+        steps = [self._requests.step_of(receipt) for receipt in receipts]
+        if len(set(map(id, steps))) < len(steps):
+            raise ValueError("a step is named twice in one batch")
+        for step, receipt in zip(steps, receipts, strict=True):
+            need_complete(step, receipt)
+        for step, receipt in zip(steps, receipts, strict=True):
+            if why := wrongs(step, receipt):
+                self._quarantine(steps, why)
+                raise ReceiptError(step.number, why)
+        first = self._frontier.next_seq(domain)
+        self._journal.write(
+            ("commit", _commit_fields(step, domain, seq)) for seq, step in enumerate(steps, first)
+        )
+        return [self._publish(step, domain) for step in steps]
+
+    def abort(self, steps: Iterable[int]) -> None:
+        """Undo prepared steps.  The caller vouches that a backend has begun none of them.
+
+        Raises
+        ------
+        StaleNameError
+            If one is not prepared; nothing has changed then.
+        """
+        found = [self._requests.step(number) for number in dict.fromkeys(steps)]
+        self._journal.write(("abort", {"step": step.number}) for step in found)
+        for step in found:
+            self._requests.settle(step)
+            for new in step.pages:
+                self._book.remove(self._book.find(new.name))
+                self._slots[new.name.class_index].free([new.name.slot])
+
+    def complete(self, ended: Mapping[str, Sequence[int]]) -> None:
+        """Take note that work has ended, in whichever order.
+
+        Raises
+        ------
+        StaleNameError
+            If some of it was not running; nothing has changed then.
+        """
+        ended = {domain: tuple(seqs) for domain, seqs in ended.items() if seqs}
+        self._frontier.need_running(ended)
+        self._journal.write(
+            ("complete", {"domain": domain, "seqs": list(seqs)}) for domain, seqs in ended.items()
+        )
+        self._frontier.complete(ended)
+        for domain, seqs in ended.items():
+            for seq in seqs:
+                for heads in self._flights.pop((domain, seq)):
+                    self._reclaimer.retire(self._store.drop(heads), "released")
+
+    def _planned(self, request: Request, after: int, undo: ExitStack) -> Step:
+        demanded = demands(
+            self._classes,
+            self._slots,
+            self._store.views(request.heads),
+            request=request.number,
+            before=request.boundary,
+            after=after,
+        )
+        taken = reserve_all(self._slots, demanded, request.number, undo)
+        pages = [
+            NewPage(
+                self._book.next_name(index, slot),
+                ordinal,
+                demand.sources[ordinal].name if ordinal in demand.sources else None,
+            )
+            for index, (demand, slots) in enumerate(zip(demanded, taken, strict=True))
+            for ordinal, slot in zip(demand.ordinals, slots, strict=True)
+        ]
+        return Step(
+            number=self._requests.next_number(),
+            epoch=self._reclaimer.epoch,
+            request=request.number,
+            before=request.boundary,
+            after=after,
+            pages=tuple(pages),
+            tails=tuple(demand.tail.name for demand in demanded if demand.tail is not None),
+            live_from=tuple(demand.live_from for demand in demanded),
+        )
+
+    def _publish(self, step: Step, domain: str) -> int:
+        request = self._requests.settle(step)
+        pages = [self._book.find(new.name) for new in step.pages]
+        for page in pages:
+            page.state = PageState.LIVE
+            page.writer = request.number
+        advance = self._store.advance(request.heads, pages, step.live_from)
+        for page in advance.left:
+            page.why = "window"
+        for page in advance.replaced:
+            page.why = "replaced"
+        seq = self._frontier.submit(domain)
+        # The request's hold on its old head goes over to the flight.
+        self._flights[domain, seq] = (request.heads, advance.full)
+        request.heads, request.boundary = advance.head, step.after
+        return seq
+
+    def _quarantine(self, steps: Sequence[Step], why: str) -> None:
+        """End prepared steps, and shut away whatever they may have written."""
+        doubted = [[*(new.name for new in step.pages), *step.tails] for step in steps]
+        self._journal.write(
+            ("quarantine", {"step": s.number, "request": s.request, "pages": _listed(names)})
+            for s, names in zip(steps, doubted, strict=True)
+        )
+        for step, names in zip(steps, doubted, strict=True):
+            self._requests.settle(step).fault = f"step {step.number} failed: {why}"
+            self._reclaimer.quarantine(map(self._book.find, names))
+            reserved = [self._book.find(new.name) for new in step.pages]
+            self._reclaimer.retire(reserved, "recovered")
+
+
+def _listed(names: Iterable[PageName]) -> list[list[int]]:
+    return [list(name) for name in names]
+
+
+def _reserve_fields(step: Step) -> dict[str, object]:
+    pages = [[p.name.class_index, p.ordinal, p.name.slot, p.name.generation] for p in step.pages]
+    return {"step": step.number, "request": step.request, "pages": pages}
+
+
+def _commit_fields(step: Step, domain: str, seq: int) -> dict[str, object]:
+    return {
+        "step": step.number,
+        "request": step.request,
+        "domain": domain,
+        "seq": seq,
+        "before": step.before,
+        "after": step.after,
+        "live_from": list(step.live_from),
+    }
