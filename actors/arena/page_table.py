@@ -36,6 +36,7 @@ from actors.arena.transactions import Transactions
 from actors.arena.turns import Turns
 from codec.errors import VmmBusy
 from policies.retention.plan import Plan
+from policies.retention.steps import stop_ordinal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +314,7 @@ class PageTable:
         return number
 
     def _share(self, source: Request | Snapshot) -> None:
-        ends = [found.pages_at(source.boundary)[1] for found in self.plan.classes]
+        ends = [stop_ordinal(found, source.boundary) for found in self.plan.classes]
         self._store.share(source.heads, ends)
 
     def _let_go(self, heads: Heads, why: str) -> None:

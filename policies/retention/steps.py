@@ -49,6 +49,11 @@ def step_shape(found: PlannedClass, before: int, after: int) -> StepShape:
     )
 
 
+def stop_ordinal(found: PlannedClass, boundary: int) -> int:
+    """One past the last page of a head at ``boundary``."""
+    return min(boundary, 1) if found.kind == "recurrent" else found.pages_at(boundary)[1]
+
+
 def _writes(found: PlannedClass, ordinal: int, before: int, after: int) -> bool:
     """Whether a token in ``[before, after)`` goes to the page."""
     _, stop = found.tokens_of(ordinal)

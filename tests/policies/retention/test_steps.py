@@ -12,7 +12,7 @@ from codec.errors import RetentionError
 from policies.retention.fuzz import random_relation
 from policies.retention.plan import PlannedClass, compile_program
 from policies.retention.program import AttentionState, CrossState, Program, RecurrentState
-from policies.retention.steps import step_shape
+from policies.retention.steps import step_shape, stop_ordinal
 from tests.suites.quiet import QUIET
 
 
@@ -57,6 +57,7 @@ def test_a_head_has_every_page_that_is_read_and_every_page_that_is_written(
             head = {o for o in head.union(shape.fresh) if o >= shape.live_from}
             needed = {found.page_of(k) for k in range(after) if live(found, k, after)}
             assert needed <= head
+            assert max(head, default=-1) < stop_ordinal(found, after)
             before = after
 
 
@@ -71,6 +72,7 @@ def test_recurrent_state_is_one_page_that_every_step_writes(before: int, size: i
 
     assert (first.tail, list(first.fresh), first.live_from) == (None, [0], 0)
     assert (later.tail, list(later.fresh), later.live_from) == (0, [], 0)
+    assert (stop_ordinal(found, 0), stop_ordinal(found, before)) == (0, 1)
 
 
 def test_an_encoders_output_is_written_whole_by_the_first_step() -> None:
