@@ -23,13 +23,13 @@ class StepItem:
 
 
 @dataclass(frozen=True, slots=True)
-class NewPage:
-    """A page that a step has reserved."""
+class StepPage:
+    """A page that a step may write."""
 
     name: PageName
     ordinal: int
-    source: PageName | None
-    """The page whose copy it is; nothing if it starts empty."""
+    source: PageName | None = None
+    """The page whose copy it is; nothing if it is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,22 @@ class Step:
     request: int
     before: int
     after: int
-    pages: tuple[NewPage, ...]
+    pages: tuple[StepPage, ...]
     """Reserved for it, by class and rising ordinals."""
 
-    tails: tuple[PageName, ...]
+    tails: tuple[StepPage, ...]
     """Pages of the head that it writes into, behind what they hold."""
 
     live_from: tuple[int, ...]
     """For each class: pages before this ordinal are dead after the step."""
+
+    def written(self, class_index: int) -> dict[int, PageName]:
+        """The pages of one class that it may write, by ordinal."""
+        return {
+            page.ordinal: page.name
+            for page in (*self.tails, *self.pages)
+            if page.name.class_index == class_index
+        }
 
     @property
     def copies(self) -> tuple[tuple[PageName, PageName], ...]:

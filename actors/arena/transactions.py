@@ -16,7 +16,7 @@ from actors.arena.planning import demands, reserve_all
 from actors.arena.reclaim import Reclaimer
 from actors.arena.requests import Request, Requests
 from actors.arena.slots import SlotSource
-from actors.arena.steps import NewPage, Receipt, Step, StepItem, need_complete, wrongs
+from actors.arena.steps import Receipt, Step, StepItem, StepPage, need_complete, wrongs
 from codec.errors import ReceiptError
 from policies.retention.plan import PlannedClass
 
@@ -167,7 +167,7 @@ class Transactions:
         )
         taken = reserve_all(self._slots, demanded, request.number, undo)
         pages = [
-            NewPage(
+            StepPage(
                 self._book.next_name(index, slot),
                 ordinal,
                 demand.sources[ordinal].name if ordinal in demand.sources else None,
@@ -182,7 +182,11 @@ class Transactions:
             before=request.boundary,
             after=after,
             pages=tuple(pages),
-            tails=tuple(demand.tail.name for demand in demanded if demand.tail is not None),
+            tails=tuple(
+                StepPage(demand.tail.name, demand.tail.ordinal)
+                for demand in demanded
+                if demand.tail is not None
+            ),
             live_from=tuple(demand.live_from for demand in demanded),
         )
 
@@ -205,7 +209,7 @@ class Transactions:
 
     def _quarantine(self, steps: Sequence[Step], why: str) -> None:
         """End prepared steps, and shut away whatever they may have written."""
-        doubted = [[*(new.name for new in step.pages), *step.tails] for step in steps]
+        doubted = [[page.name for page in (*step.pages, *step.tails)] for step in steps]
         self._journal.write(
             ("quarantine", {"step": s.number, "request": s.request, "pages": _listed(names)})
             for s, names in zip(steps, doubted, strict=True)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from actors.arena.journal import Event, Journal
+from actors.arena.certificates import CertificateLog
+from actors.arena.journal import Event
 from actors.arena.page_table import PageTable
 from actors.arena.pages import PageName
 from actors.arena.steps import Receipt, Step, StepItem
+from policies.certificates import verify
 from policies.retention.plan import Plan, PlannedClass, compile_program
 from policies.retention.program import AttentionState, CrossState, Program, RecurrentState
 from policies.retention.text import parse_relation
@@ -49,22 +51,25 @@ def hybrid_plan(step_tokens: int = 6) -> Plan:
     )
 
 
-class KeptEvents(Journal):
-    """A journal that is a list, and can refuse."""
+class KeptEvents(CertificateLog):
+    """A log in memory, that can be full."""
 
     def __init__(self) -> None:
+        self.lines: list[bytes] = []
         self.events: list[Event] = []
         self.is_full = False
-
-    def begin(self, plan: Plan, epoch: int) -> None:
-        """See `Journal.begin`."""
-        self.begun = (plan, epoch)
+        super().__init__(self._take)
 
     def write(self, events: Iterable[Event]) -> None:
         """See `Journal.write`."""
+        events = list(events)
+        super().write(events)
+        self.events.extend(event for event in events if event[0] != "begin")
+
+    def _take(self, data: bytes) -> None:
         if self.is_full:
             raise OSError(28, "no space left")
-        self.events.extend(events)
+        self.lines += data.splitlines(keepends=True)
 
 
 @dataclass
@@ -278,3 +283,12 @@ class World:
         self.table.reclaim()
         self.table.check()
         assert [slots.taken for slots in self.slots] == [set()] * len(self.slots)
+        report = verify(self.journal.lines)
+        assert report.is_at_rest
+        aborted = {fields["step"] for event, fields in self.journal.events if event == "abort"}
+        granted = sum(
+            len(fields["pages"])
+            for event, fields in self.journal.events
+            if event == "reserve" and fields["step"] not in aborted
+        )
+        assert report.num_certified == granted

@@ -110,8 +110,8 @@ class TableMachine(RuleBasedStateMachine):
             del self.world.prepared[step.number]
             self.faulty.add(step.request)
             # What the failed batch may do to these pages is anyone's guess.
-            for name in (*(new.name for new in step.pages), *step.tails):
-                self.world.memory[name[:2]][-1] = SPOILED
+            for page in (*step.pages, *step.tails):
+                self.world.memory[page.name[:2]][-1] = SPOILED
             with pytest.raises(QuarantinedError, match="mapped elsewhere"):
                 self.world.table.fork(step.request)
 
