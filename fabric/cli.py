@@ -24,6 +24,7 @@ from codec.calibration import CalibrationConfig
 from codec.errors import FabricError
 from fabric import local_ray
 from fabric.calibrate import CorpusConfig, calibrate
+from fabric.certificates_cli import verify_certificates
 from fabric.cluster import Fabric
 from fabric.config import FabricConfig, load_config
 from fabric.demo import DemoConfig, Fault, prepare, read_prompt
@@ -346,3 +347,4 @@ def _say(text: str) -> None:
 
 main.add_command(plan)
 main.add_command(bench)
+main.add_command(verify_certificates)
