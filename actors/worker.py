@@ -69,7 +69,22 @@ class WorkerStat:
     used_bytes: int
     """Of the arena: with transfers under way, and what readers keep after eviction."""
 
+    quarantined_bytes: int
+    """Of components that failed a check, while readers still keep them."""
+
+    reserved_bytes: int
+    """Addresses of the heap."""
+
     committed_bytes: int
+    """Memory held, in use or not: under the heap, under hot pages, or under neither."""
+
+    heap_bytes: int
+    hot_bytes: int
+    """Memory that hot pages use."""
+
+    peak_bytes: int
+    """The most memory that was ever committed."""
+
     free_bytes: int
     puts: int
     gets: int
@@ -102,6 +117,8 @@ class Worker:
         #: Leases of verified blobs: one for each placement in ``_changes``, no others.
         self._leases: dict[PlacementKey, Lease] = {}
         self._changes = ChangeLog(node=node, incarnation=incarnation)
+        #: Of components that failed a check; at least those that readers still keep.
+        self._quarantined: list[Lease] = []
         #: Sum over ``_leases``.
         self._stored_bytes = 0
         self._counters = Counters()
@@ -188,6 +205,7 @@ class Worker:
         with self._lock:
             if (key, codec) not in self._leases:
                 return
+            self._quarantined.append(self._leases[key, codec])
             self._drop((key, codec))
             self._count(quarantined=1)
         _log.warning("%s: quarantined %s of codec %s: %s", self.node, key, codec.hex(), why)
@@ -211,13 +229,19 @@ class Worker:
         """How full the worker is, and what has happened."""
         with self._lock:
             arena = self._arena.stat()
+            self._quarantined = [it for it in self._quarantined if self._arena.is_held(it)]
             return WorkerStat(
                 node=self.node,
                 incarnation=self.incarnation,
                 num_components=len(self._leases),
                 stored_bytes=self._stored_bytes,
                 used_bytes=arena.used_bytes,
+                quarantined_bytes=sum(lease.nbytes for lease in self._quarantined),
+                reserved_bytes=arena.reserved_bytes,
                 committed_bytes=arena.committed_bytes,
+                heap_bytes=arena.heap_bytes,
+                hot_bytes=arena.hot_bytes,
+                peak_bytes=arena.peak_committed_bytes,
                 free_bytes=arena.free_bytes,
                 **asdict(self._counters),
             )

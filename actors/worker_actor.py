@@ -20,7 +20,9 @@ from typing import Any
 import ray
 
 from actors.arena.arena import Arena
+from actors.arena.costs import measure
 from actors.arena.driver_host import HostVmmDriver
+from actors.arena.keeper import Keeper
 from actors.codecs import CodecBank
 from actors.coding import Prefix, assemble, store_chunks, time_decoding
 from actors.handoff import KvArrays
@@ -32,11 +34,12 @@ from actors.transport.link_ucx import UcxLink, UcxListener, active_transports, s
 from actors.transport.report import LinkProbe, Outcome, PullReport
 from actors.worker import Worker, WorkerStat
 from codec.blob import verify_blob
-from codec.errors import CodecError, IncompletePullError, UnknownComponentError
+from codec.errors import CodecError, IncompletePullError, UnknownComponentError, VmmError
 from codec.identity import CodecId, ComponentKey
 from codec.timing import StepTimes
 from policies.residency.events import Placement
 from policies.sourcing import Segment
+from policies.vmm_gate import MemoryPrice, UnitCosts
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class WorkerOptions:
     node: str
     arena_bytes: int
     extent_bytes: int
+    memory_price_us_per_gib_s: float
     heartbeat_s: float
     deadline_s: float
     router_name: str
@@ -88,11 +92,14 @@ class WorkerShell:
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
+        driver = HostVmmDriver(options.arena_bytes)
+        costs = measure(driver, options.extent_bytes)
+        _log.info("%s: %s", options.node, costs.describe())
         self._arena = Arena(
-            HostVmmDriver(options.arena_bytes),
-            capacity_bytes=options.arena_bytes,
-            extent_bytes=options.extent_bytes,
+            driver, capacity_bytes=options.arena_bytes, extent_bytes=options.extent_bytes
         )
+        price = MemoryPrice(options.memory_price_us_per_gib_s / 2**30)
+        self._keeper = Keeper(self._arena, costs, price)
         self._incarnation = time.time_ns()
         self._worker = Worker(node=options.node, incarnation=self._incarnation, arena=self._arena)
         self._bank = CodecBank(options.node)
@@ -259,6 +266,10 @@ class WorkerShell:
         """See `Worker.stat`."""
         return self._worker.stat()
 
+    def unit_costs(self) -> UnitCosts:
+        """What the verbs of this worker's memory driver were measured to cost at its start."""
+        return self._keeper.costs
+
     async def stop(self) -> None:
         """Stop serving and give all memory back; the actor is of no use afterwards."""
         if self._heart is not None:
@@ -303,6 +314,7 @@ class WorkerShell:
         """Publish and say that the worker is there, for ever."""
         while True:
             await asyncio.sleep(self._options.heartbeat_s)
+            await asyncio.to_thread(self._tidy)
             try:
                 await self._publish()
                 async with self._publishing:
@@ -315,6 +327,13 @@ class WorkerShell:
                 # The router is away; what it missed it gets as a snapshot when it is back.
                 self._router = None
                 _log.warning("%s: cannot reach the router: %s", self._options.node, error)
+
+    def _tidy(self) -> None:
+        """Give memory back that was idle for too long; what is refused is tried again."""
+        try:
+            self._keeper.tidy()
+        except VmmError as error:
+            _log.warning("%s: cannot give memory back: %s", self._options.node, error)
 
     async def _follow(self, reply: PublishResult) -> None:
         """Do what the router's reply asks for."""

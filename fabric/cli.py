@@ -1,4 +1,4 @@
-"""The command line: ``kvfabric up | down | status | calibrate | query | demo``.
+"""The command line: ``kvfabric up | down | status | calibrate | query | demo | ...``.
 
 It parses, shows progress and prints; what is done is in the other modules.
 """
@@ -23,6 +23,7 @@ from rich.table import Table
 from codec.calibration import CalibrationConfig
 from codec.errors import FabricError
 from fabric import local_ray
+from fabric.arena_cli import arena
 from fabric.calibrate import CorpusConfig, calibrate
 from fabric.certificates_cli import verify_certificates
 from fabric.cluster import Fabric
@@ -312,32 +313,40 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
         yield on_progress
 
 
+_MEGABYTES = ("stored", "reserved", "committed", "heap", "hot", "quarantined", "peak")
+
+
 def _print_status(fabric: Fabric, *, as_json: bool) -> None:
     fabric.client.refresh()
-    stats = fabric.stats()
+    stats, costs = fabric.stats(), fabric.unit_costs()
     workers = fabric.client.workers()
     models = sorted(fabric.client.models())
     if as_json:
         answer = {
             "models": models,
             "workers": {
-                node: {**asdict(stat), "transports": workers[node].transports}
+                node: {
+                    **asdict(stat),
+                    "transports": workers[node].transports,
+                    "unit_costs": asdict(costs[node]),
+                }
                 for node, stat in stats.items()
             },
         }
         click.echo(json.dumps(answer, indent=2))
         return
     table = Table(title=f"fabric {fabric.config.ray_namespace}: {', '.join(models) or 'no model'}")
-    for column in ("worker", "components", "stored MB", "committed MB", "free MB", "faults", "UCX"):
+    for column in ("worker", "components", *_MEGABYTES, "faults", "UCX"):
         table.add_column(column, justify="left" if column in ("worker", "UCX") else "right")
     for node, stat in stats.items():
         table.add_row(
             node,
             str(stat.num_components),
-            *(f"{n / 1e6:.1f}" for n in (stat.stored_bytes, stat.committed_bytes, stat.free_bytes)),
+            *(f"{getattr(stat, f'{name}_bytes') / 1e6:.1f}" for name in _MEGABYTES),
             str(stat.rejected_corrupt + stat.quarantined),
             ",".join(workers[node].transports),
         )
+    table.caption = "bytes in MB"
     Console().print(table)
 
 
@@ -346,5 +355,6 @@ def _say(text: str) -> None:
 
 
 main.add_command(plan)
+bench.add_command(arena)
 main.add_command(bench)
 main.add_command(verify_certificates)

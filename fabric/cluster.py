@@ -39,6 +39,7 @@ from fabric.outcome import RestoreOutcome, error_name, first_line
 from policies.latency import decode_label, transfer_label
 from policies.planner import Choice, RestorePlan
 from policies.residency.events import Placement
+from policies.vmm_gate import UnitCosts
 
 _log = logging.getLogger(__name__)
 
@@ -249,6 +250,12 @@ class Fabric:
         """How full every live worker is, and what it has counted."""
         nodes = sorted(self.client.workers())
         calls = [self.worker(node).stat.remote() for node in nodes]
+        return dict(zip(nodes, ray.get(calls, timeout=self.config.deadline_s), strict=True))
+
+    def unit_costs(self) -> dict[str, UnitCosts]:
+        """What the verbs of every live worker's memory driver cost, measured at its start."""
+        nodes = sorted(self.client.workers())
+        calls = [self.worker(node).unit_costs.remote() for node in nodes]
         return dict(zip(nodes, ray.get(calls, timeout=self.config.deadline_s), strict=True))
 
     def observe(self, observations: Sequence[tuple[str, str, float, float]]) -> None:

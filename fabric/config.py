@@ -36,6 +36,12 @@ class FabricConfig:
     extent_bytes: int = 4 << 20
     """Unit in which an arena commits memory."""
 
+    memory_price_us_per_gib_s: float = 0.0
+    """What a GiB held idle for a second costs others, in microseconds of their work.
+
+    An arena gives idle memory back once that has cost as much as taking it anew; at 0 never.
+    """
+
     deadline_s: float = 30.0
     """Most seconds that any one wait of a transfer may take."""
 
@@ -54,6 +60,11 @@ class FabricConfig:
         for name in ("deadline_s", "heartbeat_s", "lost_after_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.memory_price_us_per_gib_s < float("inf"):
+            raise ConfigError(
+                "memory_price_us_per_gib_s must be at least 0 and finite, "
+                f"got {self.memory_price_us_per_gib_s}"
+            )
         if self.extent_bytes % DEFAULT_GRANULE_BYTES:
             raise ConfigError(
                 f"extent_bytes must be a multiple of {DEFAULT_GRANULE_BYTES}, "

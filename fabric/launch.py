@@ -104,6 +104,7 @@ def _worker_options(config: FabricConfig, node: str) -> WorkerOptions:
         node=node,
         arena_bytes=config.arena_bytes,
         extent_bytes=config.extent_bytes,
+        memory_price_us_per_gib_s=config.memory_price_us_per_gib_s,
         heartbeat_s=config.heartbeat_s,
         deadline_s=config.deadline_s,
         router_name=ROUTER,

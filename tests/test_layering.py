@@ -18,7 +18,7 @@ CONFINED = {
     "cupy": ("*_cuda.py", "*_cupy.py"),
     "cuda": ("*_cuda.py",),
     "nvidia": ("*_nvcomp.py",),
-    "transformers": ("fabric/engines/transformers.py", "fabric/engines/loading.py"),
+    "transformers": ("fabric/engines/*.py",),
     "vllm": ("fabric/engines/vllm.py",),
     "torch": ("codec/*", "actors/*", "fabric/*"),
 }

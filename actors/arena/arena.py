@@ -1,37 +1,38 @@
-"""An arena: leases of bytes in one address range that never moves.
+"""An arena: leases and pages in one address range that never moves.
 
-1. `reserve` finds a place in the heap and has the extents there backed by memory.
-2. A lease that ends leaves its extents idle once they are empty: mapped and ready for
-   the next.  Only `trim` gives memory back to the system.
+1. The range begins with a heap, for leases of any size: `reserve` finds a place there and
+   has its extents backed by memory.  Behind it lie the regions of a `HotLayout`, one per
+   retention class, for pages that a model reads and writes.
+2. All extents share one pool of memory.  What ends leaves its extents idle once they are
+   empty: mapped and ready for the next, or to be moved under whatever needs memory, heap
+   or region.  No address changes by that.  Only `trim` and `release_idle` give memory back
+   to the system.
 3. Bytes that a reader uses outlive their lease.  `release` of a pinned lease ends it for
    everybody at once (it is *dead but pinned*), and the last unpin frees its bytes.  A
    view pins as long as it, or anything made from it, lives; so no view ever dangles.
+   For pages that is the work of whoever hands out slots: it must not free one while the
+   owner that it gave to the region's tensors lives.
 
 An address still names no bytes for long: what is sent elsewhere carries the lease's
-generation.  Contents are not zeroed between leases.
+generation.  Contents are not zeroed between leases, nor between pages.
 """
 
 from __future__ import annotations
 
-import os
-import threading
+import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.arena.driver import Driver
-from actors.arena.extents import ExtentPool
+from actors.arena.extents import ExtentPool, PoolWork
 from actors.arena.heap import CompressedHeap, Lease
-from codec.errors import (
-    ArenaFullError,
-    StaleLeaseError,
-    VmmBusy,
-    VmmClosed,
-    VmmForked,
-    VmmOutOfMemory,
-)
+from actors.arena.layout import HotLayout, PoolSpec, RingSpec
+from actors.arena.leases import LeaseTable
+from actors.arena.page_region import PageRegion
+from actors.arena.ring_region import RingRegion
+from actors.arena.turns import Turns
+from codec.errors import VmmBusy, VmmMisaligned
 
 __all__ = ["Arena", "ArenaStat", "Lease"]
 
@@ -41,13 +42,13 @@ class ArenaStat:
     """One arena at one moment."""
 
     reserved_bytes: int
-    """Addresses, and so the most that can ever be in use."""
+    """Addresses of the heap, and so the most that leases can ever use."""
 
     committed_bytes: int
     """Memory held, in use or not."""
 
     idle_bytes: int
-    """Committed but empty: what `Arena.trim` would give back."""
+    """Committed but empty, anywhere: what `Arena.trim` would give back."""
 
     used_bytes: int
     """Asked for by leases, dead but pinned ones included."""
@@ -62,24 +63,19 @@ class ArenaStat:
     """Leases that have ended but are pinned."""
 
     num_pins: int
-    """Pins and views."""
+    """Pins and views of leases."""
 
+    heap_bytes: int = 0
+    """Memory under the heap's addresses, in use or not."""
 
-@dataclass(slots=True, eq=False)
-class _Grant:
-    """What the arena knows of one lease."""
+    hot_committed_bytes: int = 0
+    """Memory under the regions' addresses, in use or not."""
 
-    lease: Lease
-    #: Pins that `Arena.unpin` may drop, and views that live; neither ever below 0.
-    num_pins: int = 0
-    num_views: int = 0
-    #: Once set, it stays; the grant goes with its last pin or view.
-    is_dead: bool = False
+    hot_bytes: int = 0
+    """Memory that the regions' pages use: whole rings, or the bytes of the pages."""
 
-    @property
-    def is_used(self) -> bool:
-        """Whether somebody may still look at the bytes."""
-        return self.num_pins + self.num_views > 0
+    peak_committed_bytes: int = 0
+    """The most memory that was ever held at once."""
 
 
 class _ViewOwner:
@@ -89,24 +85,36 @@ class _ViewOwner:
 
 
 class Arena:
-    """Variable-sized leases over a `Driver` whose memory the processor can address.
+    """Variable-sized leases, and pages, over one `Driver`.
 
-    Thread-safe.  It does not own its driver, which may serve others too.
+    Thread-safe, its regions included.  It does not own its driver, which may serve others
+    too.  `view` needs memory that the processor can address.
 
     Parameters
     ----------
     capacity_bytes
-        Addresses to reserve, a multiple of ``extent_bytes``.  The driver's budget may
+        Addresses of the heap, a multiple of ``extent_bytes``.  The driver's budget may
         be smaller.
     extent_bytes
         What is committed at a time: a multiple of the driver's granule, and best of
         several blobs.
     first_generation
         Generations start here: above all that an earlier life of the arena granted.
+    hot
+        Regions to have behind the heap, with the same ``extent_bytes``.
+    clock
+        Seconds that never fall; says how long memory has been idle.
     """
 
     def __init__(
-        self, driver: Driver, *, capacity_bytes: int, extent_bytes: int, first_generation: int = 1
+        self,
+        driver: Driver,
+        *,
+        capacity_bytes: int,
+        extent_bytes: int,
+        first_generation: int = 1,
+        hot: HotLayout | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if extent_bytes < 1 or capacity_bytes < 1 or capacity_bytes % extent_bytes:
             raise ValueError(
@@ -114,24 +122,25 @@ class Arena:
                 f"got {capacity_bytes} and {extent_bytes}"
             )
         num_extents = capacity_bytes // extent_bytes
-        self._driver = driver
-        self._heap = CompressedHeap(
+        heap = CompressedHeap(
             num_extents=num_extents, extent_bytes=extent_bytes, first_generation=first_generation
         )
-        #: Uses exactly the extents that the heap's leases touch.
-        self._extents = ExtentPool(driver, num_extents=num_extents, extent_bytes=extent_bytes)
-        #: ``{generation: grant}`` of exactly the heap's leases.
-        self._grants: dict[int, _Grant] = {}
-        #: Sums over the grants: of their pins and views, and of the dead.
-        self._num_pins = 0
-        self._num_dead = 0
-        #: What finalisers asked for and nobody has done yet.
-        self._chores: deque[Callable[[], None]] = deque()
-        self._is_closed = False
-        self._owner_pid = os.getpid()
-        # Not re-entrant: a finaliser may run in the middle of any verb of its own thread,
-        # and must find the lock taken then.
-        self._lock = threading.Lock()
+        hot = (hot or HotLayout(extent_bytes=extent_bytes, regions=())).behind(num_extents)
+        if hot.extent_bytes != extent_bytes:
+            raise VmmMisaligned("extent_bytes of the hot layout", hot.extent_bytes, extent_bytes)
+        self._driver = driver
+        #: Uses exactly the extents that the leases and the regions use.
+        self._extents = ExtentPool(
+            driver,
+            num_extents=num_extents + hot.num_extents,
+            extent_bytes=extent_bytes,
+            mirrors=hot.mirrors,
+            clock=clock,
+        )
+        self._leases = LeaseTable(heap, self._extents)
+        self._turns = Turns("arena")
+        self.regions: tuple[PageRegion | RingRegion, ...] = tuple(map(self._region, hot.regions))
+        """By class of the plan.  Their verbs enter the arena, as its own do."""
 
     @property
     def base_va(self) -> int:
@@ -147,11 +156,8 @@ class Arena:
             If no free run is that long, or the driver has no more memory; the latter
             has the driver's error as its cause.
         """
-        with self._entered():
-            try:
-                return self._grant(nbytes)
-            except VmmOutOfMemory as error:
-                raise ArenaFullError(nbytes, self._committed_room_bytes()) from error
+        with self._turns.entered():
+            return self._leases.grant(nbytes)
 
     def release(self, lease: Lease) -> None:
         """End ``lease``; its bytes are free now, or when nothing pins them any more.
@@ -161,15 +167,15 @@ class Arena:
         StaleLeaseError
             If it has ended already, or another arena granted it.
         """
-        with self._entered():
-            self._end(self._live(lease))
+        with self._turns.entered():
+            self._leases.end(lease)
 
     def abandon(self, lease: Lease) -> None:
         """Release ``lease`` unless it has ended; callable from a finaliser.
 
         It never waits: where the arena is busy, its next verb does the work.
         """
-        self._do_soon(lambda: self._abandon(lease))
+        self._turns.do_soon(lambda: self._leases.end_if_live(lease))
 
     def view(self, lease: Lease) -> memoryview:
         """The bytes of ``lease``, writable and without a copy; pins them while it lives.
@@ -179,17 +185,24 @@ class Arena:
         StaleLeaseError
             If the lease is not live.
         """
-        with self._entered():
-            grant = self._live(lease)
+        with self._turns.entered():
+            grant = self._leases.live(lease)
             owner = _ViewOwner()
             # Every slice, array or tensor made from the view keeps the owner alive.
             va = self.base_va + lease.offset_bytes
             view = self._driver.tensor(va, lease.nbytes, owner).numpy().data
-            grant.num_views += 1
-            self._num_pins += 1
-            finalizer = weakref.finalize(owner, self._do_soon, lambda: self._drop_view(grant))
+            leases = self._leases
+            leases.add_view(grant)
+            finalizer = weakref.finalize(
+                owner, self._turns.do_soon, lambda: leases.drop_view(grant)
+            )
             finalizer.atexit = False
             return view
+
+    def is_held(self, lease: Lease) -> bool:
+        """Whether the bytes of ``lease`` are its own still: live, or dead but pinned."""
+        with self._turns.entered():
+            return self._leases.is_held(lease)
 
     def pin(self, lease: Lease) -> None:
         """Keep the bytes of ``lease`` until `unpin`, even if it is released meanwhile.
@@ -199,9 +212,8 @@ class Arena:
         StaleLeaseError
             If the lease is not live.
         """
-        with self._entered():
-            self._live(lease).num_pins += 1
-            self._num_pins += 1
+        with self._turns.entered():
+            self._leases.pin(lease)
 
     def unpin(self, lease: Lease) -> None:
         """Undo one `pin`.
@@ -211,13 +223,8 @@ class Arena:
         StaleLeaseError
             If the lease, dead or not, has no pin left.
         """
-        with self._entered():
-            grant = self._grants.get(lease.generation)
-            if grant is None or grant.lease != lease or not grant.num_pins:
-                raise StaleLeaseError(lease.generation)
-            grant.num_pins -= 1
-            self._num_pins -= 1
-            self._free_unless_used(grant)
+        with self._turns.entered():
+            self._leases.unpin(lease)
 
     def trim(self, keep_bytes: int = 0) -> int:
         """Give committed but empty memory back to the system; return how many bytes.
@@ -234,131 +241,89 @@ class Arena:
         """
         if keep_bytes < 0:
             raise ValueError(f"keep_bytes must be at least 0, got {keep_bytes}")
-        with self._entered():
+        with self._turns.entered():
             return self._extents.trim(keep_bytes)
 
+    def release_idle(self, older_than_s: float) -> int:
+        """Give memory back that has been empty for at least that long; return how much.
+
+        Raises
+        ------
+        VmmError
+            If the driver refuses; what was given back before stays so.
+        """
+        if older_than_s < 0:
+            raise ValueError(f"older_than_s must be at least 0, got {older_than_s}")
+        with self._turns.entered():
+            return self._extents.release_idle(older_than_s)
+
+    @property
+    def work(self) -> PoolWork:
+        """What the driver has done for this arena so far."""
+        return self._extents.work
+
     def stat(self) -> ArenaStat:
-        """How full the arena is."""
-        with self._entered():
+        """How full the arena is; with regions, a look at every extent that has memory."""
+        with self._turns.entered():
+            leases, extents = self._leases, self._extents
+            heap = leases.heap
+            mapped_bytes = len(extents.mapped) * heap.extent_bytes
+            hot_extents = extents.count_mapped(heap.num_extents) if self.regions else 0
+            hot_committed_bytes = hot_extents * heap.extent_bytes
             return ArenaStat(
-                reserved_bytes=self._heap.capacity_bytes,
-                committed_bytes=self._extents.committed_bytes,
-                idle_bytes=self._extents.idle_bytes,
-                used_bytes=self._heap.used_bytes,
-                free_bytes=self._heap.free_bytes,
-                num_leases=len(self._grants) - self._num_dead,
-                num_dead_leases=self._num_dead,
-                num_pins=self._num_pins,
+                reserved_bytes=heap.capacity_bytes,
+                committed_bytes=extents.committed_bytes,
+                idle_bytes=extents.idle_bytes,
+                used_bytes=heap.used_bytes,
+                free_bytes=heap.free_bytes,
+                num_leases=leases.num_live,
+                num_dead_leases=leases.num_dead,
+                num_pins=leases.num_pins,
+                heap_bytes=mapped_bytes - hot_committed_bytes,
+                hot_committed_bytes=hot_committed_bytes,
+                hot_bytes=sum(region.hot_bytes for region in self.regions),
+                peak_committed_bytes=extents.peak_committed_bytes,
             )
 
     def close(self) -> None:
         """End every lease and give back all memory and addresses; twice does nothing more.
 
+        Pages are given up with it, whoever has their slots.
+
         Raises
         ------
         VmmBusy
-            If anything is pinned or viewed; nothing has changed then.
+            If anything is pinned or viewed, or a tensor over pages lives; nothing has
+            changed then.
         VmmError
             If the driver refuses; call again to go on from there.
         """
-        self._check_process()
-        if self._is_closed:
+        self._turns.check_process()
+        if self._turns.is_closed:
             return
-        with self._entered():
-            if self._num_pins:
-                raise VmmBusy("the arena", f"{self._num_pins} pins and views")
-            for grant in list(self._grants.values()):
-                self._end(grant)
+        with self._turns.entered():
+            if self._leases.num_pins:
+                raise VmmBusy("the arena", f"{self._leases.num_pins} pins and views")
+            # The driver would notice only when their memory is gone.
+            if num_views := sum(region.num_views for region in self.regions):
+                raise VmmBusy("the arena", f"{num_views} tensors over its pages")
+            self._leases.end_all()
             self._extents.close()
-            self._is_closed = True
+            self._turns.is_closed = True
 
     def check(self) -> None:
         """Assert every invariant.  For tests and validation, not for control flow."""
-        with self._entered():
-            self._heap.check()
-            used: set[int] = set()
-            for generation, grant in self._grants.items():
-                assert generation == grant.lease.generation
-                assert grant.num_pins >= 0
-                assert grant.num_views >= 0
-                assert grant.is_used or not grant.is_dead
-                self._heap.need_live(grant.lease)
-                used.update(self._heap.extents_of(grant.lease))
-            grants = self._grants.values()
-            assert len(grants) == self._heap.num_leases
-            assert self._num_pins == sum(grant.num_pins + grant.num_views for grant in grants)
-            assert self._num_dead == sum(grant.is_dead for grant in grants)
+        with self._turns.entered():
+            self._leases.check()
+            used = self._leases.used_extents
+            for region in self.regions:
+                region.check()
+                assert used.isdisjoint(region.used_extents)
+                used |= region.used_extents
             self._extents.check(used)
 
-    def _check_process(self) -> None:
-        # Before the lock: another thread of the parent may have held it at the fork.
-        if (pid := os.getpid()) != self._owner_pid:
-            raise VmmForked(self._owner_pid, pid)
-
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        self._check_process()
-        with self._lock:
-            if self._is_closed:
-                raise VmmClosed("arena")
-            self._do_chores()
-            yield
-
-    def _do_soon(self, chore: Callable[[], None]) -> None:
-        """Do ``chore`` now if nobody is inside, else leave it to the next verb."""
-        if os.getpid() != self._owner_pid:
-            return
-        self._chores.append(chore)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._do_chores()
-            finally:
-                self._lock.release()
-
-    def _do_chores(self) -> None:
-        while self._chores:
-            self._chores.popleft()()
-
-    def _grant(self, nbytes: int) -> Lease:
-        with ExitStack() as undo:
-            lease = self._heap.alloc(nbytes, warm=self._extents.idle)
-            undo.callback(self._free, lease)
-            self._extents.use(self._heap.extents_of(lease))
-            undo.pop_all()
-        self._grants[lease.generation] = _Grant(lease)
-        return lease
-
-    def _live(self, lease: Lease) -> _Grant:
-        grant = self._grants.get(lease.generation)
-        if grant is None or grant.lease != lease or grant.is_dead:
-            raise StaleLeaseError(lease.generation)
-        return grant
-
-    def _abandon(self, lease: Lease) -> None:
-        grant = self._grants.get(lease.generation)
-        if grant is not None and grant.lease == lease and not grant.is_dead:
-            self._end(grant)
-
-    def _drop_view(self, grant: _Grant) -> None:
-        grant.num_views -= 1
-        self._num_pins -= 1
-        self._free_unless_used(grant)
-
-    def _end(self, grant: _Grant) -> None:
-        grant.is_dead = True
-        self._num_dead += 1
-        self._free_unless_used(grant)
-
-    def _free_unless_used(self, grant: _Grant) -> None:
-        if grant.is_dead and not grant.is_used:
-            del self._grants[grant.lease.generation]
-            self._num_dead -= 1
-            self._free(grant.lease)
-
-    def _free(self, lease: Lease) -> None:
-        self._extents.rest(self._heap.free(lease))
-
-    def _committed_room_bytes(self) -> int:
-        """The most that one lease could have without more memory from the driver."""
-        one_extent = self._heap.extent_bytes if self._extents.idle_bytes else 0
-        return max(one_extent, self._heap.largest_hole_bytes)
+    def _region(self, spec: PoolSpec | RingSpec) -> PageRegion | RingRegion:
+        pool, driver = self._extents, self._driver
+        if isinstance(spec, RingSpec):
+            return RingRegion(spec, pool=pool, driver=driver, enter=self._turns.entered)
+        return PageRegion(spec, pool=pool, driver=driver, enter=self._turns.entered)

@@ -11,14 +11,17 @@ Rules that hold for every driver:
    the system below is asked: there they would be undefined behaviour.
 3. Handle numbers are never used again.  Released memory stays until its last mapping
    is gone, in whichever order the two end.
-4. A driver does not wait for work in flight.  Its caller does, with tickets.
+4. A driver does not wait for its caller's work in flight.  Its caller does, with tickets.
+5. Memory of another process can be mapped, but is not this driver's: it counts in no
+   budget here, and only its owner may share it.
 
 Addresses (``va``) and sizes (``nbytes``) are in bytes, and multiples of the granule
-except where a verb moves data.  Memory of another process is not shared here.
+except where a verb moves data.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -69,6 +72,37 @@ class Caps:
     """Ways to hand memory to another process; empty if there are none."""
 
     torch_device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Share:
+    """Memory of one handle, on its way to another process.
+
+    It owns its descriptor, which `close` gives back; who imports it keeps one of its own.
+    """
+
+    kind: str
+    """How it travels, one of `Caps.exports`."""
+
+    fd: int
+    """The descriptor that stands for the memory; -1 once closed."""
+
+    offset_bytes: int
+    """Where in ``fd`` the memory begins."""
+
+    nbytes: int
+    identity: str
+    """The owner and its handle.  What importers must key on: an address comes back."""
+
+    is_writable: bool
+    """Whether the importer may write, which binds an honest one only."""
+
+    def close(self) -> None:
+        """Give the descriptor back; a second call does nothing."""
+        fd = self.fd
+        object.__setattr__(self, "fd", -1)
+        if fd >= 0:
+            os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +168,11 @@ class Driver(Protocol):
     def set_access(
         self, spans: Iterable[Span], access: Access, devices: Sequence[int] = ()
     ) -> None:
-        """Set the access to whole mappings; one span may cover several that touch."""
+        """Set the access to whole mappings; one span may cover several that touch.
+
+        It is that of the device which the memory is on, or else of those named; the
+        access of all others stays.
+        """
         ...
 
     def record(self, stream: int | None = None) -> Ticket:
@@ -164,6 +202,18 @@ class Driver(Protocol):
         """Read ``nbytes`` at ``va``, all of them within mappings open for reading."""
         ...
 
+    def export(self, handle: Handle, *, writable: bool = False) -> Share:
+        """A share of the memory of ``handle``, which the caller must close.
+
+        The driver does not know who imports it: whoever hands it over knows from the
+        lease whether the memory may be used again (`actors.arena.sharing`).
+        """
+        ...
+
+    def import_(self, share: Share) -> Handle:
+        """A handle for memory that another driver committed and shared."""
+        ...
+
     def physical(self) -> Physical:
         """Memory committed now."""
         ...
@@ -173,5 +223,8 @@ class Driver(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back everything; refused while a tensor lives.  A second call does nothing."""
+        """Give back everything; a second call does nothing.
+
+        Refused while a tensor lives or work of a ticket has not finished.
+        """
         ...

@@ -15,7 +15,7 @@ for large blobs, a walk over the empty extents.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from codec.errors import ArenaFullError, StaleLeaseError
@@ -99,7 +99,7 @@ class CompressedHeap:
             longest, previous = max(longest, run), extent
         return max(longest * self.extent_bytes, self.largest_hole_bytes)
 
-    def alloc(self, nbytes: int, *, warm: Collection[int] = ()) -> Lease:
+    def alloc(self, nbytes: int, *, warm: Iterable[int] = ()) -> Lease:
         """Lease ``nbytes``.
 
         Parameters
@@ -194,7 +194,7 @@ class CompressedHeap:
         assert self._padded_bytes == sum(stop - start for start, stop in held)
         assert all(generation < self._next_generation for generation in self._leases)
 
-    def _take(self, size: int, warm: Collection[int]) -> int | None:
+    def _take(self, size: int, warm: Iterable[int]) -> int | None:
         """Take ``size`` bytes out of the tables and return their start."""
         if size > self.extent_bytes:
             return self._take_run(size)

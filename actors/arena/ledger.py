@@ -7,7 +7,8 @@ so that all drivers refuse the same calls in the same way.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 from actors.arena.driver import Access, Handle, Span
@@ -18,7 +19,21 @@ from codec.errors import (
     VmmMisaligned,
     VmmNotMapped,
     VmmNotReserved,
+    VmmNotShared,
 )
+
+OWN_DEVICE = -1
+"""The device that the memory is on, whatever its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """What makes memory another process's."""
+
+    fd: int
+    """Its file, open until the block is given back; -1 where the system needs none."""
+
+    is_writable: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +43,9 @@ class Block:
     nbytes: int
     backing: int
     """What the driver knows it by: an offset, or a number of the system's own."""
+
+    loan: Loan | None = None
+    """Set if another process committed it."""
 
     num_maps: int = 0
     #: Once set, it stays; with no maps left the memory is garbage.
@@ -41,11 +59,39 @@ class Mapping:
     va: int
     block: Block
     access: Access = Access.NONE
+    """That of the device that the memory is on."""
+
+    #: What other devices may do.
+    peers: dict[int, Access] = field(default_factory=dict)
 
     @property
     def stop(self) -> int:
         """One past its last address."""
         return self.va + self.block.nbytes
+
+    def access_of(self, device: int) -> Access:
+        """What ``device`` may do."""
+        return self.access if device == OWN_DEVICE else self.peers.get(device, Access.NONE)
+
+    def grant(self, devices: Iterable[int], access: Access) -> None:
+        """Record what ``devices`` may do from now on."""
+        for device in devices:
+            if device == OWN_DEVICE:
+                self.access = access
+            else:
+                self.peers[device] = access
+
+
+def need_aligned(what: str, found: int, granule_bytes: int) -> None:
+    """Refuse what is not a positive multiple of the granule.
+
+    Raises
+    ------
+    VmmMisaligned
+        Naming ``what`` it was.
+    """
+    if found <= 0 or found % granule_bytes:
+        raise VmmMisaligned(what, found, granule_bytes)
 
 
 class Ledger:
@@ -73,8 +119,7 @@ class Ledger:
         VmmMisaligned
             Naming ``what`` it was.
         """
-        if found <= 0 or found % self.granule_bytes:
-            raise VmmMisaligned(what, found, self.granule_bytes)
+        need_aligned(what, found, self.granule_bytes)
 
     @property
     def reservations(self) -> list[Span]:
@@ -126,10 +171,16 @@ class Ledger:
         if at < 0 or va + nbytes > base + self._reservations[base]:
             raise VmmNotReserved(va, nbytes)
 
-    def add_block(self, nbytes: int, backing: int) -> Handle:
-        """Record committed memory under a new handle."""
+    @property
+    def held(self) -> list[Block]:
+        """Every block that is not given back, once each."""
+        mapped = (mapping.block for mapping in self.mapped)
+        return list(dict.fromkeys([*self._blocks.values(), *mapped, *self.garbage]))
+
+    def add_block(self, nbytes: int, backing: int, loan: Loan | None = None) -> Handle:
+        """Record memory under a new handle."""
         handle = Handle(next(self._numbers))
-        self._blocks[handle] = Block(nbytes, backing)
+        self._blocks[handle] = Block(nbytes, backing, loan)
         return handle
 
     def block(self, handle: Handle) -> Block:
@@ -144,6 +195,19 @@ class Ledger:
         if found is None:
             raise VmmBadHandle(handle)
         return found
+
+    def own_block(self, handle: Handle) -> Block:
+        """What a live handle of memory committed here stands for.
+
+        Raises
+        ------
+        VmmBadHandle, VmmNotShared
+            If there is no such handle, or its memory is another process's.
+        """
+        block = self.block(handle)
+        if block.loan is not None:
+            raise VmmNotShared(f"handle {handle}", "its memory is not of this driver")
+        return block
 
     def release(self, handle: Handle) -> Block:
         """Record that a handle ended; the block is garbage only when its last map goes."""
@@ -208,6 +272,19 @@ class Ledger:
         if not found or joints != [*starts, span.stop]:
             raise VmmNotMapped(*span, "need whole mappings without holes")
         return found
+
+    def need_grantable(self, mappings: Sequence[Mapping], access: Access) -> None:
+        """Refuse to open for writing what was shared for reading.
+
+        Raises
+        ------
+        VmmNotShared
+            Naming the first such mapping.
+        """
+        for mapping in mappings:
+            loan = mapping.block.loan
+            if access is Access.READ_WRITE and loan is not None and not loan.is_writable:
+                raise VmmNotShared(f"memory at {mapping.va:#x}", "its owner lent it for reading")
 
     def need_open(self, va: int, nbytes: int, *, writing: bool) -> None:
         """Refuse bytes that are not all mapped, or not open for reading or for writing.

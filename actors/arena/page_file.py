@@ -6,12 +6,12 @@ neighbouring runs that are mapped side by side merge into one mapping of the ker
 
 from __future__ import annotations
 
-import fcntl
 import os
 
 from actors.arena import syscalls
 from actors.arena.free_list import FreeList
-from codec.errors import BackendUnavailable, VmmDriverError, VmmOutOfMemory
+from actors.arena.memory_file import make_sealed_file
+from codec.errors import VmmDriverError, VmmOutOfMemory
 
 _BLOCK_BYTES = 512
 
@@ -25,8 +25,6 @@ class PageFile:
     """
 
     def __init__(self, *, capacity_bytes: int, granule_bytes: int) -> None:
-        if not hasattr(os, "memfd_create"):
-            raise BackendUnavailable("the host memory driver", "it needs Linux")
         self.capacity_bytes = capacity_bytes
         #: Bytes that are committed; never over ``capacity_bytes``.
         self.booked_bytes = 0
@@ -34,7 +32,7 @@ class PageFile:
         self._offsets = FreeList(
             capacity_bytes * (2 + (capacity_bytes // granule_bytes).bit_length())
         )
-        self._fd = _sealed_memory_file(self._offsets.size)
+        self._fd = make_sealed_file(self._offsets.size)
 
     @property
     def fd(self) -> int:
@@ -96,16 +94,3 @@ class PageFile:
         assert self.booked_bytes == self._offsets.size - self._offsets.free
         assert self.booked_bytes == self.measured_bytes
         assert 0 <= self.booked_bytes <= self.capacity_bytes
-
-
-def _sealed_memory_file(nbytes: int) -> int:
-    """A memory file whose length nobody can change: to cut one kills those who map it."""
-    fd = os.memfd_create("kvfabric", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    except OSError as error:
-        os.close(fd)
-        raise VmmDriverError("ftruncate or fcntl(F_ADD_SEALS)", error.errno or 0) from error
-    return fd

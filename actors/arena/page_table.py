@@ -53,6 +53,8 @@ class TableStat:
     retiring_pages: int
     quarantined_pages: int
     quarantined_bytes: int
+    num_certified: int
+    """Pages whose slots were given back, so far."""
 
 
 class PageTable:
@@ -103,9 +105,11 @@ class PageTable:
         ------
         StaleNameError, QuarantinedError
             If there is no such request, or it stands still.
+        VmmBusy
+            If a step of it is prepared, which may write in place what would be shared.
         """
         with self._turns.entered():
-            found = self._requests.running(request)
+            found = self._requests.shareable(request)
             return self._begin("fork", {"source": request}, found)
 
     def keep(self, request: int) -> int:
@@ -113,11 +117,11 @@ class PageTable:
 
         Raises
         ------
-        StaleNameError, QuarantinedError
+        StaleNameError, QuarantinedError, VmmBusy
             As in `fork`.
         """
         with self._turns.entered():
-            found = self._requests.running(request)
+            found = self._requests.shareable(request)
             number = self._requests.next_number()
             self._journal.write([("keep", {"request": request, "snapshot": number})])
             self._share(found)
@@ -292,6 +296,7 @@ class PageTable:
                 retiring_pages=states[PageState.RETIRING],
                 quarantined_pages=len(sick),
                 quarantined_bytes=sum(self.plan.classes[index].page_bytes for index in sick),
+                num_certified=self._reclaimer.num_certified,
             )
 
     def check(self) -> None:

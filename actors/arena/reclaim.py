@@ -43,6 +43,8 @@ class Reclaimer:
         self._quarantined: dict[Page, None] = {}
         #: All work submitted when the last quarantine began.
         self._fences: dict[str, int] = {}
+        #: Never falls.
+        self.num_certified = 0
         #: Rises with every recovery.
         self.epoch = 1
 
@@ -83,6 +85,7 @@ class Reclaimer:
             del self._ready[page]
             self._book.remove(page)
             self._slots[page.name.class_index].free([page.name.slot])
+        self.num_certified += len(found)
         return found
 
     def recover(self) -> int:

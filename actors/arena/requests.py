@@ -86,6 +86,17 @@ class Requests:
             raise VmmBusy(f"request {number}", f"step {found.prepared.number} is prepared")
         return found
 
+    def shareable(self, number: int) -> Request:
+        """A request that may go on, without a prepared step.
+
+        Raises
+        ------
+        StaleNameError, QuarantinedError, VmmBusy
+            If there is none, or it stands still, or a step of it is prepared.
+        """
+        self.running(number)
+        return self.idle(number)
+
     def at(self, item: StepItem) -> Request:
         """The request of ``item``, if it is where the caller believes it to be.
 
@@ -94,8 +105,7 @@ class Requests:
         StaleNameError, QuarantinedError, VmmBusy, ValueError
             If it is not, or cannot make that step.
         """
-        found = self.running(item.request)
-        self.idle(item.request)
+        found = self.shareable(item.request)
         if found.boundary != item.before:
             why = f"is at boundary {found.boundary}, not {item.before}"
             raise StaleNameError("request", str(item.request), why)

@@ -18,7 +18,18 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "down", "status", "calibrate", "query", "demo", "plan", "bench"]
+    "command",
+    [
+        "up",
+        "down",
+        "status",
+        "calibrate",
+        "query",
+        "demo",
+        "plan",
+        "bench",
+        "verify-certificates",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     """And is listed."""

@@ -19,6 +19,7 @@ def test_the_list_of_settings_is_a_decision() -> None:
         "window_tokens",
         "arena_bytes",
         "extent_bytes",
+        "memory_price_us_per_gib_s",
         "deadline_s",
         "heartbeat_s",
         "lost_after_s",
@@ -51,6 +52,9 @@ def test_the_environment_overrides_the_file_overrides_the_defaults(tmp_path: Pat
         ("ray_namespace = ''", {}, "ray_namespace must not be empty"),
         ("extent_bytes = 4096", {}, "extent_bytes must be a multiple of 2097152"),
         ("arena_bytes = 5000000", {}, "multiple of extent_bytes"),
+        ("memory_price_us_per_gib_s = -1", {}, "memory_price_us_per_gib_s must be at least 0"),
+        ("memory_price_us_per_gib_s = inf", {}, "memory_price_us_per_gib_s must be at least 0"),
+        ("memory_price_us_per_gib_s = nan", {}, "memory_price_us_per_gib_s must be at least 0"),
         ("heartbeat_s = 20.0", {}, "lost_after_s must exceed heartbeat_s"),
     ],
 )

@@ -6,11 +6,12 @@ must reproduce it exactly.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.arena.driver import Access, Driver, Handle, Span, Ticket
+from actors.arena.driver import Access, Driver, Handle, Share, Span, Ticket
 from codec.errors import (
     VmmAlreadyMapped,
     VmmBadHandle,
@@ -19,10 +20,13 @@ from codec.errors import (
     VmmMisaligned,
     VmmNotMapped,
     VmmNotReserved,
+    VmmNotShared,
     VmmOutOfMemory,
 )
 
 CAPACITY_GRANULES = 8
+MIN_STEPS = 40
+"""A shorter walk would not pass every verb and refusal."""
 
 
 @dataclass
@@ -30,7 +34,7 @@ class Rig:
     """A driver in the middle of its work: two mappings side by side, and leftovers.
 
     From ``base``: ``pair`` (2 granules, open), ``single`` (1 granule, closed), then bare
-    addresses up to 16 granules.
+    addresses up to 16 granules, but for ``lent`` (``single`` once more) at 14.
     """
 
     driver: Driver
@@ -38,6 +42,9 @@ class Rig:
     base: int
     pair: Handle
     single: Handle
+    lent: Handle
+    """``single`` as if another process had shared it for reading; closed."""
+
     loose: Handle
     """Two granules, mapped nowhere."""
 
@@ -66,7 +73,9 @@ class Rig:
         driver.map(base + 2 * granule, single)
         driver.set_access([Span(base, 2 * granule)], Access.READ_WRITE)
         driver.copy_in(base, b"kept")
-        return cls(driver, granule, base, pair, single, loose, released, outlived, freed)
+        lent = hand_over(driver, single, driver)
+        driver.map(base + 14 * granule, lent)
+        return cls(driver, granule, base, pair, single, lent, loose, released, outlived, freed)
 
     def at(self, granules: float) -> int:
         """Address that many granules behind the base."""
@@ -82,11 +91,44 @@ class Rig:
 
     def undo(self) -> None:
         """Give everything back, which fails if a refusal has changed what is mapped."""
-        for va in (self.base, self.at(2)):
+        for va in (self.base, self.at(2), self.at(14)):
             self.driver.unmap(va)
-        for handle in (self.pair, self.single, self.loose):
+        for handle in (self.pair, self.single, self.lent, self.loose):
             self.driver.release(handle)
         self.driver.free_va(self.base, 16 * self.granule)
+
+
+def set_open(rig: Rig, *spans: Span) -> None:
+    """Open ``spans`` for reading and writing."""
+    rig.driver.set_access(spans, Access.READ_WRITE)
+
+
+def hand_over(owner: Driver, handle: Handle, importer: Driver, *, writable: bool = False) -> Handle:
+    """The importer's handle for the owner's memory."""
+    share = owner.export(handle, writable=writable)
+    try:
+        return importer.import_(share)
+    finally:
+        share.close()
+
+
+def import_as(rig: Rig, **changes: Any) -> Handle:
+    """Import what is a share but for some of its fields."""
+    share = rig.driver.export(rig.pair)
+    try:
+        return rig.driver.import_(replace(share, **changes))
+    finally:
+        share.close()
+
+
+def import_pipe(rig: Rig) -> Handle:
+    """Import the descriptor of something else."""
+    reader, writer = os.pipe()
+    try:
+        return import_as(rig, fd=reader)
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 REFUSALS: dict[str, tuple[type[Exception], Callable[[Rig], Any]]] = {
@@ -130,13 +172,36 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[Rig], Any]]] = {
         VmmNotReserved,
         lambda r: r.driver.tensor(r.at(15), 2 * r.granule, None),
     ),
+    "open for writing what is lent for reading": (
+        VmmNotShared,
+        lambda r: set_open(r, r.span(14, 1)),
+    ),
+    "open one that is fine and what is lent": (
+        VmmNotShared,
+        lambda r: set_open(r, r.span(2, 1), r.span(14, 1)),
+    ),
+    "export an unknown handle": (VmmBadHandle, lambda r: r.driver.export(Handle(10**6))),
+    "export a released handle": (VmmBadHandle, lambda r: r.driver.export(r.released)),
+    "export what is lent": (VmmNotShared, lambda r: r.driver.export(r.lent)),
+    "import part of a granule": (VmmNotShared, lambda r: import_as(r, nbytes=r.granule // 2)),
+    "import nothing": (VmmNotShared, lambda r: import_as(r, nbytes=0)),
+    "import from half a granule": (
+        VmmNotShared,
+        lambda r: import_as(r, offset_bytes=r.granule // 2),
+    ),
+    "import from before the start": (
+        VmmNotShared,
+        lambda r: import_as(r, offset_bytes=-r.granule),
+    ),
+    "import more than there is": (
+        VmmNotShared,
+        lambda r: import_as(r, nbytes=10**6 * r.granule),
+    ),
+    "import what is closed": (VmmNotShared, lambda r: import_as(r, fd=-1)),
+    "import what is no memory": (VmmNotShared, import_pipe),
+    "import what travels otherwise": (VmmNotShared, lambda r: import_as(r, kind="pigeon")),
     "ask for a ticket of nobody": (ValueError, lambda r: r.driver.done(Ticket(10**6))),
 }
-
-
-def set_open(rig: Rig, *spans: Span) -> None:
-    """Open ``spans`` for reading and writing."""
-    rig.driver.set_access(spans, Access.READ_WRITE)
 
 
 class Tracer:
@@ -162,6 +227,7 @@ def walk_contract(driver: Driver) -> list[str]:
     granule = driver.caps().granule_min_bytes
     call = Tracer(driver)
     walk_in(call, granule)
+    assert len(call.trace) >= MIN_STEPS
     return call.trace
 
 
@@ -186,7 +252,32 @@ def walk_in(call: Tracer, granule: int) -> None:
     call("copy_in", va, b"a")
     call("copy_out", va + 3 * granule, 1)
     call("copy_in", far, b"b")
+    walk_across(call, granule, va + 4 * granule, one)
     walk_out(call, granule, va, far, one, two)
+
+
+def walk_across(call: Tracer, granule: int, va: int, handle: Handle) -> None:
+    """Lend a handle for reading and for writing, and have both back."""
+    shares: list[Share] = [call("export", handle)]
+    lent = call("import_", shares[0])
+    call("import_", replace(shares[0], nbytes=10**6 * granule))
+    call("export", lent)
+    call("export", Handle(10**6))
+    call("map", va, lent)
+    call("set_access", [Span(va, granule)], Access.READ_WRITE)
+    call("set_access", [Span(va, granule)], Access.READ)
+    call("copy_out", va, 1)
+    call("copy_in", va, b"c")
+    call("release", lent)
+    call("unmap", va)
+    call("map", va, lent)
+    share = replace(shares[0], is_writable=True)
+    lent = call("import_", share)
+    call("release", lent)
+    call("import_", replace(share, kind="pigeon"))
+    for share in shares:
+        share.close()
+    call("import_", shares[0])
 
 
 def walk_out(call: Tracer, granule: int, va: int, far: int, *handles: Handle) -> None:
@@ -224,7 +315,12 @@ reserve ok / reserve ok / create ok / create ok / create VmmMisaligned /
 create VmmOutOfMemory / map ok / map VmmAlreadyMapped / map ok / map ok /
 map VmmAlreadyMapped / map VmmNotReserved / map ok / copy_in VmmNotMapped /
 set_access ok / set_access VmmNotMapped / set_access ok / copy_in ok / copy_out ok /
-copy_in VmmNotMapped / release ok / release VmmBadHandle / map VmmBadHandle /
+copy_in VmmNotMapped /
+export ok / import_ ok / import_ VmmNotShared / export VmmNotShared / export VmmBadHandle /
+map ok / set_access VmmNotShared / set_access ok / copy_out ok / copy_in VmmNotMapped /
+release ok / unmap ok / map VmmBadHandle / import_ ok / release ok / import_ VmmNotShared /
+import_ VmmNotShared /
+release ok / release VmmBadHandle / map VmmBadHandle /
 unmap VmmNotMapped / unmap ok / unmap VmmNotMapped / copy_out VmmNotMapped / copy_out ok /
 unmap ok / free_va VmmBusy / unmap ok / free_va VmmNotReserved / free_va ok /
 free_va VmmNotReserved / unmap VmmNotMapped / unmap ok / map ok / set_access ok /

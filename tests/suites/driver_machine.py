@@ -18,6 +18,7 @@ from codec.errors import (
     VmmError,
     VmmNotMapped,
     VmmNotReserved,
+    VmmNotShared,
     VmmOutOfMemory,
 )
 
@@ -32,6 +33,10 @@ class ModelBlock:
 
     content: list[int]
     is_released: bool = False
+    lender: ModelBlock | None = None
+    """Whose content this is, if it was handed over."""
+
+    is_writable: bool = True
 
 
 @dataclass
@@ -77,10 +82,13 @@ class DriverMachine(RuleBasedStateMachine):
                 return start
         return None
 
+    def is_live(self, block: ModelBlock) -> bool:
+        """Whether a handle or a mapping holds ``block``."""
+        return not block.is_released or any(block is m.block for m in self.maps.values())
+
     def live_blocks(self) -> list[ModelBlock]:
         """Blocks that must be committed."""
-        mapped = [found.block for found in self.maps.values()]
-        return [b for b in self.blocks.values() if not b.is_released or any(b is m for m in mapped)]
+        return [b for b in self.blocks.values() if b.lender is None and self.is_live(b)]
 
     @rule(size=st.integers(1, 3))
     def create(self, size: int) -> None:
@@ -123,8 +131,25 @@ class DriverMachine(RuleBasedStateMachine):
         """Release any handle."""
         handle = data.draw(st.sampled_from(sorted(self.blocks)))
         block = self.blocks[handle]
+        if any(b.lender is block and self.is_live(b) for b in self.blocks.values()):
+            return  # it is leased: its owner must not
         self.expect(VmmBadHandle if block.is_released else None, "release", handle)
         block.is_released = True
+
+    @precondition(lambda self: self.blocks)
+    @rule(is_writable=st.booleans(), data=st.data())
+    def hand_over(self, is_writable: bool, data: st.DataObject) -> None:
+        """Export any handle, and import it here."""
+        handle = data.draw(st.sampled_from(sorted(self.blocks)))
+        block = self.blocks[handle]
+        if block.is_released or block.lender is not None:
+            self.expect(VmmBadHandle if block.is_released else VmmNotShared, "export", handle)
+            return
+        share = self.driver.export(handle, writable=is_writable)
+        lent = self.driver.import_(share)
+        share.close()
+        assert lent not in self.blocks
+        self.blocks[lent] = ModelBlock(block.content, lender=block, is_writable=is_writable)
 
     @rule(slot=SLOTS, size=st.integers(1, 5), access=st.sampled_from(Access))
     def set_access(self, slot: int, size: int, access: Access) -> None:
@@ -134,8 +159,12 @@ class DriverMachine(RuleBasedStateMachine):
         covered = sum(len(self.maps[start].block.content) for start in inside)
         whole = covered == size and all(self.covering(i) in inside for i in range(slot, stop))
         span = Span(self.va(slot), size * self.granule)
-        self.expect(None if whole else VmmNotMapped, "set_access", [span], access)
-        if whole:
+        error: type[VmmError] | None = None if whole else VmmNotMapped
+        is_open = access is Access.READ_WRITE
+        if whole and is_open and not all(self.maps[i].block.is_writable for i in inside):
+            error = VmmNotShared
+        self.expect(error, "set_access", [span], access)
+        if error is None:
             for start in inside:
                 self.maps[start].access = access
 

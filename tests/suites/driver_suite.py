@@ -1,26 +1,33 @@
-"""What holds of every memory driver: subclass `DriverSuite` with a ``make_driver``."""
+"""What holds of every memory driver.
+
+Subclass `DriverSuite` with a ``make_driver``, and `TensorSuite` where torch can reach the
+memory.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from actors.arena.driver import Access, Driver, Physical, Span
+from actors.arena.driver import Access, Driver, Handle, Physical, Span
 from codec.errors import VmmBusy, VmmClosed, VmmMisaligned, VmmNotMapped, VmmOutOfMemory
 from tests.suites.driver_contract import (
     CAPACITY_GRANULES,
     CONTRACT_TRACE,
     REFUSALS,
     Rig,
+    hand_over,
     set_open,
     walk_contract,
 )
 
 
-class DriverSuite:
-    """What holds of every driver; subclass it and define `make_driver`."""
+class DriverRigs:
+    """Drivers to test; subclass it and define `make_driver`."""
 
     def make_driver(self, capacity_granules: int) -> Driver:
         """A new driver with that budget."""
@@ -42,12 +49,15 @@ class DriverSuite:
         yield rig
         rig.undo()
 
+
+class DriverSuite(DriverRigs):
+    """What holds of every driver."""
+
     def test_the_contract_is_walked_as_written(self) -> None:
         """Every driver answers the same calls in the same way."""
         trace = walk_contract(self.make_driver(CAPACITY_GRANULES))
 
         assert trace == " ".join(CONTRACT_TRACE.split()).split(" / ")
-        assert len(trace) >= 39
 
     @pytest.mark.parametrize("name", REFUSALS)
     def test_a_refusal_changes_nothing(self, rig: Rig, name: str) -> None:
@@ -172,38 +182,85 @@ class DriverSuite:
         for handle in [large, *handles[1::2]]:
             driver.release(handle)
 
-    def test_a_tensor_is_the_memory_and_keeps_its_owner(self, rig: Rig) -> None:
-        """Writes go both ways, and the owner lives as long as the last view of it."""
-        lives: list[str] = []
-        owner = _Owner(lives)
-        tensor = rig.driver.tensor(rig.base, 2 * rig.granule, owner)
-        view = tensor[2:4]
-        del owner, tensor
-        gc.collect()
+    def test_shared_memory_is_one_memory(self, rig: Rig) -> None:
+        """What either side writes, the other reads."""
+        importer = self.make_driver(CAPACITY_GRANULES)
+        va = borrow(importer, rig.driver, rig.pair, Access.READ_WRITE)
 
-        view.fill_(ord("!"))
+        assert importer.copy_out(va, 4) == b"kept"
+        importer.copy_in(va + rig.granule, b"from there")
+        rig.driver.copy_in(rig.base, b"here")
 
-        assert rig.driver.copy_out(rig.base, 4) == b"ke!!"
-        assert lives == []
-        rig.driver.copy_in(rig.base, b"kept")
-        del view
-        gc.collect()
-        assert lives == ["ended"]
+        assert rig.driver.copy_out(rig.at(1), 10) == b"from there"
+        assert importer.copy_out(va, 4) == b"here"
+        importer.close()
 
-    def test_addresses_stay_while_a_tensor_lives(self, driver: Driver) -> None:
-        """Else another mapping could land there and be read as if it were the tensor."""
-        granule = driver.caps().granule_min_bytes
-        va = driver.reserve(granule)
-        tensor = driver.tensor(va, granule, None)
+    def test_borrowed_memory_counts_nowhere(self, rig: Rig) -> None:
+        """Neither against a budget that is used up, nor as committed; the owner's stays."""
+        importer = self.make_driver(1)
+        own = importer.create(rig.granule)
+        before = rig.driver.physical()
 
-        with pytest.raises(VmmBusy):
-            driver.free_va(va, granule)
-        with pytest.raises(VmmBusy):
-            driver.close()
+        borrow(importer, rig.driver, rig.pair, Access.READ)
 
-        del tensor
-        gc.collect()
-        driver.free_va(va, granule)
+        assert importer.physical().booked_bytes == rig.granule
+        assert importer.physical().measured_bytes == rig.granule
+        assert rig.driver.physical() == before
+        importer.release(own)
+        assert importer.physical().measured_bytes == 0
+        importer.close()
+
+    @pytest.mark.parametrize("is_released_first", [True, False])
+    def test_borrowing_ends_without_a_trace(self, rig: Rig, is_released_first: bool) -> None:
+        """Release and unmap end it in either order: no descriptor stays, nor any byte goes."""
+        before, num_files = rig.state(), count_open_files()
+        lent = hand_over(rig.driver, rig.pair, rig.driver)
+        rig.driver.map(rig.at(4), lent)
+
+        ends = [lambda: rig.driver.unmap(rig.at(4)), lambda: rig.driver.release(lent)]
+        for end in ends[:: -1 if is_released_first else 1]:
+            end()
+
+        assert count_open_files() == num_files
+        assert rig.state() == before
+
+    def test_an_importer_that_closes_gives_back_what_it_borrowed(self, rig: Rig) -> None:
+        """Mapped or not; and the owner's memory is as it was."""
+        before, num_files = rig.state(), count_open_files()
+        importer = self.make_driver(1)
+        borrow(importer, rig.driver, rig.pair, Access.READ)
+        hand_over(rig.driver, rig.single, importer)
+
+        importer.close()
+
+        assert count_open_files() == num_files
+        assert rig.state() == before
+
+    def test_an_identity_is_of_one_handle_of_one_driver(self, rig: Rig) -> None:
+        """What an importer may key on: an address or a descriptor comes back, this does not."""
+        other = self.make_driver(1)
+        shares = [
+            rig.driver.export(rig.pair),
+            rig.driver.export(rig.pair, writable=True),
+            rig.driver.export(rig.single),
+            other.export(other.create(rig.granule)),
+        ]
+
+        identities = [share.identity for share in shares]
+
+        assert identities[0] == identities[1]
+        assert len(set(identities)) == 3
+        assert [share.is_writable for share in shares] == [False, True, False, False]
+        for share in [*shares, *shares]:
+            share.close()
+        other.close()
+
+    def test_a_share_is_inherited_by_no_program(self, rig: Rig) -> None:
+        """Its descriptor closes when this process starts another."""
+        share = rig.driver.export(rig.pair)
+
+        assert not os.get_inheritable(share.fd)
+        share.close()
 
     def test_tickets_end(self, driver: Driver) -> None:
         """Work that was recorded is done after waiting for it."""
@@ -247,6 +304,60 @@ class DriverSuite:
         assert isinstance(physical, Physical)
         if physical.is_exact:
             assert physical.measured_bytes == physical.booked_bytes
+
+
+class TensorSuite(DriverRigs):
+    """What holds of tensors over a driver's memory, wherever torch can reach it."""
+
+    def test_a_tensor_is_the_memory_and_keeps_its_owner(self, rig: Rig) -> None:
+        """Writes go both ways, and the owner lives as long as the last view of it."""
+        lives: list[str] = []
+        owner = _Owner(lives)
+        tensor = rig.driver.tensor(rig.base, 2 * rig.granule, owner)
+        view = tensor[2:4]
+        del owner, tensor
+        gc.collect()
+
+        view.fill_(ord("!"))
+
+        assert rig.driver.copy_out(rig.base, 4) == b"ke!!"
+        assert lives == []
+        rig.driver.copy_in(rig.base, b"kept")
+        del view
+        gc.collect()
+        assert lives == ["ended"]
+
+    def test_addresses_stay_while_a_tensor_lives(self, driver: Driver) -> None:
+        """Else another mapping could land there and be read as if it were the tensor."""
+        granule = driver.caps().granule_min_bytes
+        va = driver.reserve(granule)
+        tensor = driver.tensor(va, granule, None)
+
+        with pytest.raises(VmmBusy):
+            driver.free_va(va, granule)
+        with pytest.raises(VmmBusy):
+            driver.close()
+
+        del tensor
+        gc.collect()
+        driver.free_va(va, granule)
+
+
+def borrow(importer: Driver, owner: Driver, handle: Handle, access: Access) -> int:
+    """Address in ``importer`` at which it has the owner's memory, open."""
+    is_writable = access is Access.READ_WRITE
+    share = owner.export(handle, writable=is_writable)
+    lent = importer.import_(share)
+    share.close()
+    va = importer.reserve(share.nbytes)
+    importer.map(va, lent)
+    importer.set_access([Span(va, share.nbytes)], access)
+    return va
+
+
+def count_open_files() -> int:
+    """Descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class _Owner:

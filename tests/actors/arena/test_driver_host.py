@@ -18,7 +18,7 @@ from actors.arena.syscalls import PAGE_BYTES
 from codec.errors import VmmMisaligned
 from tests.suites.driver_contract import Rig, set_open
 from tests.suites.driver_machine import DriverMachine
-from tests.suites.driver_suite import DriverSuite
+from tests.suites.driver_suite import DriverSuite, TensorSuite
 from tests.suites.probes import is_readable, run_in_threads
 from tests.suites.quiet import QUIET_STATEFUL
 
@@ -34,7 +34,7 @@ def run_script(script: str) -> str:
     return done.stdout
 
 
-class TestHostVmmDriver(DriverSuite):
+class TestHostVmmDriver(DriverSuite, TensorSuite):
     """The contract."""
 
     def make_driver(self, capacity_granules: int) -> HostVmmDriver:
@@ -131,6 +131,16 @@ def test_the_memory_file_cannot_be_cut(driver: HostVmmDriver) -> None:
         os.ftruncate(fd[0], 0)
 
 
+def test_the_kernel_too_refuses_to_write_what_is_lent_for_reading(rig: Rig) -> None:
+    """The books are not all that stands before the owner's bytes."""
+    prot = syscalls.PROT_READ | syscalls.PROT_WRITE
+
+    with pytest.raises(PermissionError):
+        syscalls.mprotect(rig.at(14), rig.granule, prot)
+
+    assert not is_readable(rig.at(14))
+
+
 def test_a_dropped_driver_gives_everything_back() -> None:
     """Forgetting to close leaks nothing."""
     before, files = memory_file_mappings(), len(_open_files())
@@ -194,13 +204,13 @@ driver.map(va, handle)
 driver.set_access([Span(va, 4096)], Access.READ_WRITE)
 driver.copy_in(va, b"the parent's")
 span = [Span(va, 4096)]
-ticket = driver.record()
+ticket, share = driver.record(), driver.export(handle)
 verbs = {
     "caps": (), "reserve": (4096,), "free_va": (va, 4 * 4096), "create": (4096,),
     "release": (handle,), "map": (va, handle), "unmap": (va,),
     "set_access": (span, Access.NONE), "record": (), "done": (ticket,), "wait": (ticket, 0.0),
     "tensor": (va, 1, None), "copy_in": (va, b"x"), "copy_out": (va, 1), "physical": (),
-    "stats": (), "close": (),
+    "stats": (), "close": (), "export": (handle,), "import_": (share,),
 }
 child = os.fork()
 if child == 0:

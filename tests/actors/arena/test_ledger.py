@@ -7,8 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from actors.arena.driver import Access, Handle, Span
-from actors.arena.ledger import Ledger
-from codec.errors import VmmAlreadyMapped, VmmBadHandle, VmmBusy, VmmNotMapped, VmmNotReserved
+from actors.arena.ledger import OWN_DEVICE, Ledger, Loan
+from codec.errors import (
+    VmmAlreadyMapped,
+    VmmBadHandle,
+    VmmBusy,
+    VmmNotMapped,
+    VmmNotReserved,
+    VmmNotShared,
+)
 
 
 @pytest.fixture
@@ -114,3 +121,63 @@ def test_a_released_block_is_garbage_after_its_last_map(book: Ledger) -> None:
     for call in (book.block, lambda h: book.need_mappable(100, h)):
         with pytest.raises(VmmBadHandle):
             call(handle)
+
+
+def test_what_is_lent_for_reading_is_not_opened_for_writing(book: Ledger) -> None:
+    """One such mapping among others is enough; reading and closing it is fine."""
+    mapped(book, 100, 10)
+    for va, is_writable in ((110, True), (120, False)):
+        handle = book.add_block(10, 0, Loan(-1, is_writable))
+        book.add_mapping(va, book.need_mappable(va, handle))
+
+    book.need_grantable(book.mapped[:2], Access.READ_WRITE)
+    book.need_grantable(book.mapped, Access.READ)
+    book.need_grantable(book.mapped, Access.NONE)
+    with pytest.raises(VmmNotShared, match="0x78"):
+        book.need_grantable(book.mapped, Access.READ_WRITE)
+
+
+def test_only_what_was_committed_here_is_ones_own(book: Ledger) -> None:
+    """A loan is somebody's, a released handle nobody's."""
+    own, lent = book.add_block(10, 0), book.add_block(10, 0, Loan(-1, is_writable=True))
+
+    assert book.own_block(own) is book.block(own)
+    with pytest.raises(VmmNotShared):
+        book.own_block(lent)
+    book.release(own)
+    with pytest.raises(VmmBadHandle):
+        book.own_block(own)
+
+
+def test_every_block_is_held_once_until_it_is_given_back(book: Ledger) -> None:
+    """Live, mapped twice, released while mapped, or garbage."""
+    live = book.block(book.add_block(10, 0))
+    handle = mapped(book, 100, 10)
+    kept = book.block(handle)
+    book.add_mapping(110, book.need_mappable(110, handle))
+    gone = mapped(book, 120, 10)
+    garbage = book.release(gone)
+    book.drop_mapping(book.mapping(120))
+    book.release(handle)
+
+    assert set(book.held) == {live, kept, garbage}
+    assert len(book.held) == 3
+
+
+def test_each_device_has_an_access_of_its_own(book: Ledger) -> None:
+    """Only the memory's own device counts for reading and writing here."""
+    mapped(book, 100, 10)
+    (mapping,) = book.mapped
+
+    mapping.grant([3, 4], Access.READ_WRITE)
+
+    assert [mapping.access_of(d) for d in (OWN_DEVICE, 3, 4, 5)] == [
+        Access.NONE,
+        Access.READ_WRITE,
+        Access.READ_WRITE,
+        Access.NONE,
+    ]
+    with pytest.raises(VmmNotMapped):
+        book.need_open(100, 1, writing=False)
+    mapping.grant([OWN_DEVICE], Access.READ)
+    book.need_open(100, 1, writing=False)

@@ -263,6 +263,14 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[Case], object]]] = {
         VmmBusy,
         lambda c: c.world.table.release(c.step.request),
     ),
+    "a fork of a request with a step prepared": (
+        VmmBusy,
+        lambda c: c.world.table.fork(c.step.request),
+    ),
+    "a snapshot of a request with a step prepared": (
+        VmmBusy,
+        lambda c: c.world.table.keep(c.step.request),
+    ),
     "a fork of nothing": (StaleNameError, lambda c: c.world.table.fork(99)),
     "a resume of nothing": (StaleNameError, lambda c: c.world.table.resume(c.number)),
     "a drop of nothing": (StaleNameError, lambda c: c.world.table.drop(c.number)),

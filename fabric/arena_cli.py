@@ -1,0 +1,107 @@
+"""The command ``kvfabric bench arena``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from actors.arena.costs import measure
+from actors.arena.driver_host import HostVmmDriver
+from actors.arena.gate_figures import gate_figures
+from actors.arena.soak import soak
+from actors.arena.window_race import RING, ROLL, race
+from codec.errors import BackendUnavailable
+
+WINDOWS = (512, 1024, 4096)
+SOAK_GRANULE_BYTES = 64 << 10
+DYNAMIC, STATIC = "dynamic", "static"
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="About a minute; figures vary more.")
+@click.option("--seed", default=0, show_default=True, help="Of the workloads and the soak.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures.")
+def arena(*, quick: bool, seed: int, path: Path | None) -> None:
+    """Race window appends, run idle-memory policies, and use an arena for a long time."""
+    torch.set_num_threads(1)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        figures = unit_costs() | windows(bar, quick=quick)
+        task = bar.add_task("policies for idle memory", total=None)
+        figures |= gate_figures(quick, seed)
+        bar.remove_task(task)
+        figures |= soaked(bar, num_ops=5_000 if quick else 200_000, seed=seed)
+    text = json.dumps({"figures": figures}, indent=2)
+    click.echo(text)
+    if path is not None:
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def unit_costs() -> dict[str, float]:
+    """What each verb of the host driver costs, for extents of 2 MiB."""
+    driver = HostVmmDriver(2 << 20)
+    costs = measure(driver, 2 << 20, clock=time.perf_counter)
+    driver.close()
+    return {
+        "host_create_us": costs.create_us,
+        "host_map_us": costs.map_us,
+        "host_access_us": costs.access_us,
+        "host_unmap_us": costs.unmap_us,
+        "host_release_us": costs.release_us,
+    }
+
+
+def windows(bar: Progress, *, quick: bool) -> dict[str, float]:
+    """Appends to windows of several sizes; speed-ups are over Transformers' sliding layer.
+
+    Raises
+    ------
+    BackendUnavailable
+        If Transformers, whose layers take part, is missing.
+    """
+    try:
+        from fabric.engines.sliding import dynamic_layer, static_layer  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise BackendUnavailable("transformers", "install kvfabric[hf]") from error
+    figures: dict[str, float] = {}
+    for window in bar.track(WINDOWS, description="window appends"):
+        found = race(
+            window,
+            {DYNAMIC: dynamic_layer, STATIC: static_layer},
+            num_rounds=9 if quick else 31,
+            steps_per_round=50 if quick else 200,
+        )
+        figures |= {
+            f"window_append_speedup_w{window}": found[f"{DYNAMIC}.over_ring"],
+            f"window_append_vs_static_w{window}": found[f"{STATIC}.over_ring"],
+            f"window_append_vs_roll_w{window}": found[f"{ROLL}.over_ring"],
+            f"window_append_ring_us_w{window}": found[f"{RING}.us"],
+        }
+    return figures
+
+
+def soaked(bar: Progress, *, num_ops: int, seed: int) -> dict[str, float]:
+    """Random operations on an arena; measured and booked bytes compared after each."""
+    task = bar.add_task("soak", total=num_ops)
+    driver = HostVmmDriver(512 * SOAK_GRANULE_BYTES, SOAK_GRANULE_BYTES)
+    found = soak(
+        driver,
+        num_ops=num_ops,
+        seed=seed,
+        progress=lambda done: bar.update(task, completed=done),
+    )
+    driver.close()
+    return {
+        "ops_per_s": found.ops_per_s,
+        "soak_ops": found.num_ops,
+        "soak_mismatches": found.num_mismatches,
+        "soak_refused": found.num_refused,
+        "soak_certified": found.num_certified,
+        "soak_peak_bytes": found.peak_bytes,
+        "soak_final_bytes": found.final_bytes,
+    }
