@@ -47,23 +47,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--requests", type=int, default=4)
-    parser.add_argument("--step", type=int, default=256, help="tokens per prefill step")
+    parser.add_argument("--step", type=int, default=64, help="tokens per prefill step")
     parser.add_argument("--record", help="name of a record in results/")
     options = parser.parse_args()
     config, keys, values = capture(options.tokens)
     program = read_config(config, dtype="bfloat16").program
     sizes = {"num_requests": options.requests, "step_tokens": options.step}
-    compiled = host(program, keys, values, **sizes)
-    full = host(keeping_everything(program), keys, values, **sizes)
+    arms = {
+        "full": host(keeping_everything(program), keys, values, **sizes),
+        "pools": host(program, keys, values, rings=False, **sizes),
+        "rings": host(program, keys, values, rings=True, **sizes),
+    }
+    full = arms["full"].physical_bytes
     found = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, no GPU",
         "model": "gemma-3-270m (q4_k_m), computed in bfloat16",
         "extent_bytes": 2 << 20,
-        "compiled": asdict(compiled),
-        "full": asdict(full),
-        "full_over_compiled": round(full.physical_bytes / compiled.physical_bytes, 4),
-        "compiled_over_live": round(compiled.physical_bytes / compiled.live_bytes, 4),
+        "step_tokens": options.step,
+        "arms": {name: asdict(arm) for name, arm in arms.items()},
+        "full_over_arm": {name: round(full / arm.physical_bytes, 4) for name, arm in arms.items()},
+        "arm_over_live": {
+            name: round(arm.physical_bytes / arm.live_bytes, 4) for name, arm in arms.items()
+        },
     }
     print(json.dumps(found, indent=2))
     if options.record:

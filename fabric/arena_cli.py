@@ -20,6 +20,10 @@ from codec.errors import BackendUnavailable
 
 WINDOWS = (512, 1024, 4096)
 SOAK_GRANULE_BYTES = 64 << 10
+SOAK_OPS, QUICK_SOAK_OPS = 200_000, 5_000
+ROUNDS, QUICK_ROUNDS = (31, 200), (9, 50)
+"""Rounds of a race, and appends of each contender in each."""
+
 DYNAMIC, STATIC = "dynamic", "static"
 
 
@@ -35,7 +39,7 @@ def arena(*, quick: bool, seed: int, path: Path | None) -> None:
         task = bar.add_task("policies for idle memory", total=None)
         figures |= gate_figures(quick, seed)
         bar.remove_task(task)
-        figures |= soaked(bar, num_ops=5_000 if quick else 200_000, seed=seed)
+        figures |= soaked(bar, num_ops=QUICK_SOAK_OPS if quick else SOAK_OPS, seed=seed)
     text = json.dumps({"figures": figures}, indent=2)
     click.echo(text)
     if path is not None:
@@ -69,12 +73,13 @@ def windows(bar: Progress, *, quick: bool) -> dict[str, float]:
     except ImportError as error:
         raise BackendUnavailable("transformers", "install kvfabric[hf]") from error
     figures: dict[str, float] = {}
+    num_rounds, steps_per_round = QUICK_ROUNDS if quick else ROUNDS
     for window in bar.track(WINDOWS, description="window appends"):
         found = race(
             window,
             {DYNAMIC: dynamic_layer, STATIC: static_layer},
-            num_rounds=9 if quick else 31,
-            steps_per_round=50 if quick else 200,
+            num_rounds=num_rounds,
+            steps_per_round=steps_per_round,
         )
         figures |= {
             f"window_append_speedup_w{window}": found[f"{DYNAMIC}.over_ring"],

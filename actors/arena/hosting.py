@@ -59,6 +59,7 @@ def host(
     *,
     num_requests: int,
     step_tokens: int,
+    rings: bool = True,
     extent_bytes: int = 2 << 20,
 ) -> Hosted:
     """Store the tokens ``num_requests`` times, compare, measure, and give everything back.
@@ -67,6 +68,8 @@ def host(
     ----------
     program
         Of states with shapes; layer ``l`` of it is ``[:, l]`` of the tensors.
+    rings
+        Whether windows get mirrored rings, or pools of pages.
 
     Raises
     ------
@@ -75,7 +78,11 @@ def host(
     """
     plan = compile_program(program, step_tokens=step_tokens)
     layout = plan_hot_layout(
-        plan, extent_bytes=extent_bytes, num_requests=num_requests, context_tokens=len(keys_TLHD)
+        plan,
+        extent_bytes=extent_bytes,
+        num_requests=num_requests,
+        context_tokens=len(keys_TLHD),
+        rings=rings,
     )
     budget_bytes = sum(row.full_bytes for row in layout.table()) + extent_bytes
     driver = HostVmmDriver(budget_bytes, extent_bytes)

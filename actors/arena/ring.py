@@ -174,18 +174,24 @@ class MirrorRing:
     Parameters
     ----------
     rows
-        Shape ``(2 R, ...)``: one token a row, of any type.
+        Of any type; ``2 R`` of them along ``axis``, one token each.
+    axis
+        0 for rows of shape ``(2 R, ...)``.
     num_tokens
         Tokens that were appended before, to the same memory.
     """
 
-    __slots__ = ("_half", "_rows", "num_tokens")
+    __slots__ = ("_axis", "_half", "_rest", "_rows", "num_tokens")
 
-    def __init__(self, rows: torch.Tensor, *, num_tokens: int = 0) -> None:
-        if len(rows) < 2 or len(rows) % 2:
-            raise ValueError(f"need two halves of rows, got {len(rows)} rows")
+    def __init__(self, rows: torch.Tensor, *, axis: int = 0, num_tokens: int = 0) -> None:
+        count = rows.shape[axis]
+        if count < 2 or count % 2:
+            raise ValueError(f"need two halves of rows, got {count} rows")
         self._rows = rows
-        self._half = len(rows) // 2
+        self._axis = axis
+        self._half = count // 2
+        #: What the shape of one token is, with ``axis`` left out.
+        self._rest = (*rows.shape[:axis], *rows.shape[axis + 1 :])
         #: Tokens ever appended: the boundary.  Only rises; the last R of them are there.
         self.num_tokens = num_tokens
 
@@ -194,22 +200,32 @@ class MirrorRing:
         """R: the most tokens that can be had back."""
         return self._half
 
+    def heads_first(self) -> MirrorRing:
+        """The same ring with tokens on axis 2 of ``(1, heads, tokens, dim)``; go on with that one.
+
+        For rows of shape ``(2 R, heads, dim)``.  The memory is the same, but each of the two
+        counts what is appended through it.
+        """
+        rows = self._rows.transpose(0, 1)[None]
+        return MirrorRing(rows, axis=2, num_tokens=self.num_tokens)
+
     def append(self, new: torch.Tensor) -> None:
         """Store tokens behind the last.
 
         Parameters
         ----------
         new
-            Shape ``(tokens, ...)``, of the ring's type, at most R tokens.
+            Of the ring's type and shape, with at most R tokens along its axis.
         """
-        count = len(new)
-        rows = self._rows
-        if new.shape[1:] != rows.shape[1:] or new.dtype != rows.dtype or count > self._half:
+        rows, axis, shape = self._rows, self._axis, new.shape
+        count = shape[axis]
+        rest = (*shape[:axis], *shape[axis + 1 :])
+        if rest != self._rest or new.dtype != rows.dtype or count > self._half:
             raise ValueError(
-                f"need at most {self._half} rows of {tuple(rows.shape[1:])} {rows.dtype}, "
-                f"got {count} of {tuple(new.shape[1:])} {new.dtype}"
+                f"need at most {self._half} rows of {self._rest} {rows.dtype}, "
+                f"got {count} of {rest} {new.dtype}"
             )
-        rows.narrow(0, self.num_tokens % self._half, count).copy_(new)
+        rows.narrow(axis, self.num_tokens % self._half, count).copy_(new)
         self.num_tokens += count
 
     def last(self, count: int) -> torch.Tensor:
@@ -232,7 +248,7 @@ class MirrorRing:
             raise ValueError(
                 f"tokens [{start}, {boundary}) are not among [{oldest}, {self.num_tokens})"
             )
-        return self._rows.narrow(0, start % self._half, count)
+        return self._rows.narrow(self._axis, start % self._half, count)
 
 
 def _ceil(number: int, by: int) -> int:

@@ -22,7 +22,7 @@ from policies.retention.program import AttentionState, KvShape, Program
 from policies.retention.text import parse_relation
 
 Append = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Takes one token's keys and values, gives the window's; shapes ``(1, heads, tokens, dim)``."""
+"""Takes tokens' keys and values, gives the window's; shapes ``(1, heads, tokens, dim)``."""
 
 NUM_HEADS, HEAD_DIM = 8, 128
 PAGE_TOKENS = 16
@@ -60,31 +60,35 @@ def ring_append(window_tokens: int) -> Append:
     region = arena.regions[0]
     assert isinstance(region, RingRegion)
     region.reserve(TENANT, [0], move=True)
-    keys, values = region.rings(TENANT, 0)
+    keys, values = (ring.heads_first() for ring in region.rings(TENANT, 0))
 
-    def append(key_1H1D: torch.Tensor, value_1H1D: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        keys.append(key_1H1D[:, :, 0])
-        values.append(value_1H1D[:, :, 0])
+    def append(
+        key_1H1D: torch.Tensor, value_1H1D: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys.append(key_1H1D)
+        values.append(value_1H1D)
         count = min(window_tokens, keys.num_tokens)
-        return keys.last(count).transpose(0, 1)[None], values.last(count).transpose(0, 1)[None]
+        return keys.last(count), values.last(count)
 
-    return append  # type: ignore[return-value]
+    return append
 
 
 def roll_append(window_tokens: int) -> Append:
-    """Move every row by one, and write the last: a window that is always full."""
-    keys, values = (
+    """Move every row, and write the last: a window that is always full."""
+    held = [
         torch.zeros(1, NUM_HEADS, window_tokens, HEAD_DIM, dtype=torch.bfloat16) for _ in range(2)
-    )
-    held = [keys, values]
+    ]
 
-    def append(key_1H1D: torch.Tensor, value_1H1D: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def append(
+        key_1H1D: torch.Tensor, value_1H1D: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         for i, new in enumerate((key_1H1D, value_1H1D)):
-            held[i] = held[i].roll(-1, dims=2)
-            held[i][:, :, -1:] = new
+            count = new.shape[2]
+            held[i] = held[i].roll(-count, dims=2)
+            held[i][:, :, -count:] = new
         return held[0], held[1]
 
-    return append  # type: ignore[return-value]
+    return append
 
 
 def race(
@@ -114,8 +118,8 @@ def race(
     """
     makers = {RING: ring_append, ROLL: roll_append, **others}
     appends = {name: make(window_tokens) for name, make in makers.items()}
-    for _ in range(window_tokens + 2 * PAGE_TOKENS):
-        key, value = _token(), _token()
+    for count in (window_tokens, *[1] * 2 * PAGE_TOKENS):
+        key, value = _tokens(count), _tokens(count)
         windows = {name: append(key, value) for name, append in appends.items()}
     for name, window in windows.items():
         for found, wanted in zip(window, windows[RING], strict=True):
@@ -124,7 +128,7 @@ def race(
             assert count >= window_tokens - 1, f"{name} has {count} tokens"
             assert torch.equal(found[:, :, -count:], wanted[:, :, -count:]), name
     spent: dict[str, list[float]] = {name: [] for name in appends}
-    tokens = [(_token(), _token()) for _ in range(steps_per_round)]
+    tokens = [(_tokens(1), _tokens(1)) for _ in range(steps_per_round)]
     names = list(appends)
     for nth in range(num_rounds):
         first = nth % len(names)
@@ -141,5 +145,5 @@ def race(
     return figures
 
 
-def _token() -> torch.Tensor:
-    return torch.randn(1, NUM_HEADS, 1, HEAD_DIM, dtype=torch.bfloat16)
+def _tokens(count: int) -> torch.Tensor:
+    return torch.randn(1, NUM_HEADS, count, HEAD_DIM, dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ import torch
 from transformers.cache_utils import DynamicSlidingWindowLayer, StaticSlidingWindowLayer
 
 Append = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Takes one token's keys and values, gives the window's; shapes ``(1, heads, tokens, dim)``."""
+"""Takes tokens' keys and values, gives the window's; shapes ``(1, heads, tokens, dim)``."""
 
 
 def dynamic_layer(window_tokens: int) -> Append:

@@ -479,3 +479,32 @@ def test_a_worker_has_a_name_and_an_incarnation(arena: Arena, node: str, incarna
     """Its stream could not be told from another's otherwise."""
     with pytest.raises(ValueError, match="incarnation"):
         Worker(node=node, incarnation=incarnation, arena=arena)
+
+
+def test_a_quarantined_component_is_counted_while_a_reader_keeps_it(worker: Worker) -> None:
+    """Its key is gone at once; its bytes are in doubt until nobody has them."""
+    blob = make_blob()
+    worker.put(blob)
+    pin = worker.get(key_of(0), codec_of())
+
+    worker.quarantine(key_of(0), codec_of(), "a checksum")
+
+    stat = worker.stat()
+    assert (stat.quarantined, stat.quarantined_bytes, stat.stored_bytes) == (1, len(blob), 0)
+    assert stat.used_bytes == len(blob)
+    pin.release()
+    assert worker.stat().quarantined_bytes == 0
+    assert worker.stat().used_bytes == 0
+
+
+def test_memory_is_told_apart(worker: Worker, arena: Arena) -> None:
+    """Addresses, memory under the heap, the peak; nothing is hot where no model runs."""
+    worker.put(make_blob())
+    worker.evict(key_of(0), codec_of())
+
+    stat = worker.stat()
+
+    assert stat.committed_bytes == stat.heap_bytes == arena.stat().committed_bytes
+    assert stat.peak_bytes == stat.committed_bytes > 0
+    assert stat.reserved_bytes > stat.committed_bytes
+    assert (stat.hot_bytes, stat.quarantined_bytes) == (0, 0)

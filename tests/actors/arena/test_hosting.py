@@ -40,6 +40,9 @@ def test_a_window_takes_the_memory_of_its_window() -> None:
     keys, values = tokens(256)
 
     compiled = host(hybrid(), keys, values, num_requests=2, step_tokens=8, extent_bytes=EXTENT)
+    pools = host(
+        hybrid(), keys, values, num_requests=2, step_tokens=8, rings=False, extent_bytes=EXTENT
+    )
     full = host(
         keeping_everything(hybrid()),
         keys,
@@ -55,6 +58,9 @@ def test_a_window_takes_the_memory_of_its_window() -> None:
     # 256 tokens of the full layer; a ring of 56 tokens in three: 5 pages for the window and
     # the step, one for where in its page the window begins, one for work in flight.
     assert compiled.physical_bytes == 2 * (256 + 3 * 56) * 512
+    # In a pool: 31 tokens span four pages, and all of both requests are side by side.
+    assert pools.physical_bytes == 2 * (256 + 3 * 32) * 512
+    assert pools.num_compared == compiled.num_compared
     assert compiled.live_bytes == 2 * (256 + 3 * 31) * 512
 
 

@@ -262,3 +262,22 @@ def test_what_is_not_there_is_refused() -> None:
     assert not ring.last(4).any()
     with pytest.raises(ValueError, match="two halves"):
         MirrorRing(torch.zeros(3, 2))
+
+
+def test_heads_may_come_first() -> None:
+    """As Transformers has its states: the same memory, cut along another axis."""
+    rows = torch.zeros(16, 3, 5)
+    rows_first = MirrorRing(rows)
+    rows_first.append(torch.ones(2, 3, 5))
+    heads_first = rows_first.heads_first()
+    new = torch.randn(1, 3, 4, 5)
+
+    heads_first.append(new)
+
+    assert heads_first.num_tokens == 6
+    assert torch.equal(heads_first.last(4), new)
+    assert torch.equal(rows[2:6], new[0].transpose(0, 1))
+    with pytest.raises(ValueError, match="need at most 8 rows"):
+        heads_first.append(torch.zeros(1, 3, 9, 5))
+    with pytest.raises(ValueError, match="need at most 8 rows"):
+        heads_first.append(torch.zeros(1, 2, 4, 5))
