@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
 from uuid import uuid4
 
@@ -30,11 +30,6 @@ from policies.retention.plan import Plan, PlannedClass
 FORMAT = "kvfabric-certificates/1"
 
 Sink = BinaryIO | Callable[[bytes], object]
-PageRow = tuple[int, int, int]
-"""Class, slot and generation."""
-
-NewPageRow = tuple[int, int, int, int]
-"""Class, ordinal, slot and generation."""
 
 
 class CertificateLog(Journal):
@@ -91,127 +86,6 @@ class CertificateLog(Journal):
             "classes": describe_classes(plan),
         }
         self.write([("begin", fields)])
-
-    def open(self, request: int) -> None:
-        """A request begins, empty, at boundary 0."""
-        self.write([("open", {"request": request})])
-
-    def reserve(self, step: int, request: int, pages: Sequence[NewPageRow]) -> None:
-        """Pages are set aside for a step; nobody sees them."""
-        self.write([("reserve", {"step": step, "request": request, "pages": pages})])
-
-    def abort(self, step: int) -> None:
-        """A reserved step ends; its pages are free, their generations are spent."""
-        self.write([("abort", {"step": step})])
-
-    def commit(
-        self,
-        *,
-        step: int,
-        request: int,
-        domain: str,
-        seq: int,
-        before: int,
-        after: int,
-        live_from: Sequence[int],
-    ) -> None:
-        """A step is submitted to a domain as its work ``seq``; its pages are the request's.
-
-        Parameters
-        ----------
-        live_from
-            For each class, the first ordinal that stays; those before it leave the head.
-        """
-        fields = {
-            "step": step,
-            "request": request,
-            "domain": domain,
-            "seq": seq,
-            "before": before,
-            "after": after,
-            "live_from": live_from,
-        }
-        self.write([("commit", fields)])
-
-    def complete(self, domain: str, seqs: Sequence[int]) -> None:
-        """Work has ended, in whichever order."""
-        self.write([("complete", {"domain": domain, "seqs": seqs})])
-
-    def fork(self, source: int, request: int) -> None:
-        """A request begins with the head of another."""
-        self.write([("fork", {"source": source, "request": request})])
-
-    def keep(self, request: int, snapshot: int) -> None:
-        """The head of a request is kept."""
-        self.write([("keep", {"request": request, "snapshot": snapshot})])
-
-    def resume(self, snapshot: int, request: int) -> None:
-        """A request begins with a kept head."""
-        self.write([("resume", {"snapshot": snapshot, "request": request})])
-
-    def drop(self, snapshot: int) -> None:
-        """A kept head ends."""
-        self.write([("drop", {"snapshot": snapshot})])
-
-    def release(self, request: int) -> None:
-        """A request ends."""
-        self.write([("release", {"request": request})])
-
-    def pin(self, page: PageRow) -> None:
-        """A reader comes."""
-        self.write([("pin", {"page": page})])
-
-    def unpin(self, page: PageRow) -> None:
-        """A reader goes."""
-        self.write([("unpin", {"page": page})])
-
-    def register(self, page: PageRow) -> None:
-        """A network or a device comes to know the page's addresses."""
-        self.write([("register", {"page": page})])
-
-    def unregister(self, page: PageRow) -> None:
-        """A network or a device forgets the page's addresses."""
-        self.write([("unregister", {"page": page})])
-
-    def quarantine(self, step: int, request: int, pages: Sequence[PageRow]) -> None:
-        """A receipt of a step was wrong: it never commits, and these pages stay."""
-        self.write([("quarantine", {"step": step, "request": request, "pages": pages})])
-
-    def recover(self, epoch: int, fences: Mapping[str, int]) -> None:
-        """All work up to the fences has ended; an epoch begins without quarantine."""
-        self.write([("recover", {"epoch": epoch, "fences": fences})])
-
-    def reuse(
-        self,
-        page: PageRow,
-        *,
-        ordinal: int,
-        tokens: tuple[int, int],
-        why: str,
-        done: Mapping[str, int],
-    ) -> None:
-        """The certificate: nothing has the page any more, its slot may hold another.
-
-        Parameters
-        ----------
-        tokens
-            Positions ``[start, stop)`` that it spanned; ``(0, 1)`` for recurrent state.
-        why
-            ``window``, ``released``, ``replaced``, ``dropped`` or ``recovered``.
-        done
-            Up to where all work of each domain has ended.
-        """
-        fields = {
-            "page": page,
-            "ordinal": ordinal,
-            "tokens": tokens,
-            "why": why,
-            "done": done,
-            "refs": 0,
-            "pins": 0,
-            "registrations": 0,
-        }
-        self.write([("reuse", fields)])
 
 
 def describe_classes(plan: Plan) -> list[dict[str, Any]]:
