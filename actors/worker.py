@@ -117,7 +117,7 @@ class Worker:
         #: Leases of verified blobs: one for each placement in ``_changes``, no others.
         self._leases: dict[PlacementKey, Lease] = {}
         self._changes = ChangeLog(node=node, incarnation=incarnation)
-        #: Of components that failed a check; at least those that readers still keep.
+        #: Of components that failed a check, while readers keep them; pruned when looked at.
         self._quarantined: list[Lease] = []
         #: Sum over ``_leases``.
         self._stored_bytes = 0
@@ -207,6 +207,7 @@ class Worker:
                 return
             self._quarantined.append(self._leases[key, codec])
             self._drop((key, codec))
+            self._prune_quarantined()
             self._count(quarantined=1)
         _log.warning("%s: quarantined %s of codec %s: %s", self.node, key, codec.hex(), why)
 
@@ -229,7 +230,7 @@ class Worker:
         """How full the worker is, and what has happened."""
         with self._lock:
             arena = self._arena.stat()
-            self._quarantined = [it for it in self._quarantined if self._arena.is_held(it)]
+            self._prune_quarantined()
             return WorkerStat(
                 node=self.node,
                 incarnation=self.incarnation,
@@ -315,6 +316,9 @@ class Worker:
         self._changes.remove(key)
         self._stored_bytes -= lease.nbytes
         self._arena.release(lease)
+
+    def _prune_quarantined(self) -> None:
+        self._quarantined = [it for it in self._quarantined if self._arena.is_held(it)]
 
     def _count(self, **increments: int) -> None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from actors.arena.gate_figures import gate_figures
 from actors.arena.soak import soak
 from actors.arena.window_race import RING, ROLL, race
 from codec.errors import BackendUnavailable
+from fabric.output import writable, write_json
 
 WINDOWS = (512, 1024, 4096)
 SOAK_GRANULE_BYTES = 64 << 10
@@ -30,7 +30,9 @@ DYNAMIC, STATIC = "dynamic", "static"
 @click.command()
 @click.option("--quick", is_flag=True, help="About a minute; figures vary more.")
 @click.option("--seed", default=0, show_default=True, help="Of the workloads and the soak.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures.")
+@click.option(
+    "--json", "path", type=click.Path(path_type=Path), callback=writable, help="Write the figures."
+)
 def arena(*, quick: bool, seed: int, path: Path | None) -> None:
     """Race window appends, run idle-memory policies, and use an arena for a long time."""
     torch.set_num_threads(1)
@@ -40,10 +42,7 @@ def arena(*, quick: bool, seed: int, path: Path | None) -> None:
         figures |= gate_figures(quick, seed)
         bar.remove_task(task)
         figures |= soaked(bar, num_ops=QUICK_SOAK_OPS if quick else SOAK_OPS, seed=seed)
-    text = json.dumps({"figures": figures}, indent=2)
-    click.echo(text)
-    if path is not None:
-        path.write_text(text + "\n", encoding="utf-8")
+    click.echo(write_json(path, {"figures": figures}))
 
 
 def unit_costs() -> dict[str, float]:

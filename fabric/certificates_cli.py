@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import click
 from rich.console import Console
@@ -15,19 +14,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from rich.table import Table
 
 from codec.errors import CertificateError
+from fabric.output import FileError, writable, write_json
 from policies.certificate_lines import MAX_LINE_BYTES
 from policies.certificates import Report, verify
 
 
-class _FileError(click.ClickException):
-    """A file cannot be read or written: as much the caller's fault as a wrong option."""
-
-    exit_code = 2
-
-
 @click.command(name="verify-certificates")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the findings.")
+@click.option(
+    "--json", "path", type=click.Path(path_type=Path), callback=writable, help="Write the findings."
+)
 def verify_certificates(*, file: Path, path: Path | None) -> None:
     """Check that every reuse of memory in a certificate log follows from the log.
 
@@ -37,11 +33,11 @@ def verify_certificates(*, file: Path, path: Path | None) -> None:
         with file.open("rb") as source, _bar() as bar:
             report = verify(_lines(source, bar, file.stat().st_size))
     except OSError as error:
-        raise _FileError(f"cannot read {file}: {error.strerror}") from error
+        raise FileError(f"cannot read {file}: {error.strerror}") from error
     except CertificateError as error:
-        _write(path, {"holds": False, "line": error.line, "why": error.why})
+        write_json(path, {"holds": False, "line": error.line, "why": error.why})
         raise
-    _write(path, {"holds": True, **asdict(report)})
+    write_json(path, {"holds": True, **asdict(report)})
     Console().print(_table(file, report))
     click.echo(f"{report.num_certified} certificates hold")
 
@@ -80,12 +76,3 @@ def _table(file: Path, report: Report) -> Table:
 
 def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "nothing"
-
-
-def _write(path: Path | None, found: dict[str, Any]) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise _FileError(f"cannot write {path}: {error.strerror}") from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
 
 from codec.errors import ConfigError
+from fabric.output import writable, write_json
 from policies.retention.figures import figures
 from policies.retention.plot import draw
 from policies.retention.plot_png import encode
@@ -66,10 +66,10 @@ def bench() -> None:
 
 @bench.command()
 @click.option("--quick", is_flag=True, help="Under a minute.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures.")
+@click.option(
+    "--json", "path", type=click.Path(path_type=Path), callback=writable, help="Write the figures."
+)
 def retention(*, quick: bool, path: Path | None) -> None:
     """Time the retention compiler, and compare it with brute force on random relations."""
-    text = json.dumps({"figures": figures(quick=quick, clock=time.perf_counter)}, indent=2)
-    click.echo(text)
-    if path is not None:
-        path.write_text(text + "\n", encoding="utf-8")
+    found = {"figures": figures(quick=quick, clock=time.perf_counter)}
+    click.echo(write_json(path, found))

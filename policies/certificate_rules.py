@@ -188,6 +188,7 @@ class Rules:
             if ordinal not in head.pages[index]:
                 continue
             page, _ = head.pages[index][ordinal]
+            _need(page.pins == 0, f"{page} is written in place, but a reader has it")
             for name, other in self._state.holders(page):
                 if other is not head and (is_state or other.boundary > before):
                     raise ValueError(f"{page} is written in place, but {name} has it too")

@@ -325,5 +325,11 @@ class Arena:
     def _region(self, spec: PoolSpec | RingSpec) -> PageRegion | RingRegion:
         pool, driver = self._extents, self._driver
         if isinstance(spec, RingSpec):
-            return RingRegion(spec, pool=pool, driver=driver, enter=self._turns.entered)
+            return RingRegion(
+                spec,
+                pool=pool,
+                driver=driver,
+                enter=self._turns.entered,
+                do_soon=self._turns.do_soon,
+            )
         return PageRegion(spec, pool=pool, driver=driver, enter=self._turns.entered)

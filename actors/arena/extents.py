@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from actors.arena.driver import Access, Driver, Handle, Span
 from codec.errors import VmmError, VmmMisaligned
@@ -90,6 +91,10 @@ class ExtentPool:
     def idle(self) -> Collection[int]:
         """Mapped extents that nobody uses, the longest idle first."""
         return self._idle.keys()
+
+    def youngest_idle(self, most: int) -> list[int]:
+        """Mapped extents that nobody uses, those that fell idle last first; so many at most."""
+        return list(islice(reversed(self._idle), most))
 
     @property
     def mapped(self) -> Collection[int]:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from codec.errors import StaleNameError
 
+MAX_DOMAINS = 64
+"""Every certificate names all of them."""
+
 
 @dataclass(slots=True)
 class _Domain:
@@ -28,6 +31,19 @@ class ExecutionFrontier:
 
     def __init__(self) -> None:
         self._domains: dict[str, _Domain] = {}
+
+    def need_domain(self, domain: str) -> None:
+        """Refuse what cannot be a domain, or one too many.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is no string; or it is new, and there are as many as there may be.
+        """
+        if not isinstance(domain, str):
+            raise TypeError(f"a domain is a string, got {domain!r}")
+        if domain not in self._domains and len(self._domains) >= MAX_DOMAINS:
+            raise ValueError(f"a domain is a queue of a device; there are {MAX_DOMAINS} already")
 
     def next_seq(self, domain: str) -> int:
         """The number that the next `submit` gives out."""

@@ -8,7 +8,7 @@ made over, and the slot has its next page only when the tensor is gone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from actors.arena.arena import Arena
@@ -18,7 +18,9 @@ from actors.arena.page_table import PageTable
 from actors.arena.pages import PageName
 from actors.arena.ring_region import RingRegion
 from actors.arena.steps import Receipt, Step
+from codec.errors import VmmBusy
 from policies.retention.plan import Plan, PlannedClass
+from policies.retention.program import KvShape
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +38,14 @@ class HotPages:
     Parameters
     ----------
     arena
-        With one region per class of ``plan``, used by nobody else.
+        With one region per class of ``plan``, used by nobody else; of another, ValueError.
     journal
         Where every event goes before it happens; nowhere, if nothing.
     """
 
     def __init__(self, arena: Arena, plan: Plan, journal: Journal | None = None) -> None:
+        for found, region in zip(plan.classes, arena.regions, strict=True):
+            _need_same(found, region)
         self.table = PageTable(plan, arena.regions, journal or Journal())
         self._plan = plan
         self._regions: tuple[PageRegion | RingRegion, ...] = arena.regions
@@ -50,7 +54,13 @@ class HotPages:
         """Make a prepared step's copies; the receipt to commit it with.
 
         For memory that the processor writes: what is copied when this returns is copied.
+
+        Raises
+        ------
+        StaleNameError
+            If the step is not prepared (any more).
         """
+        self.table.need_prepared(step)
         for source, target in step.copies:
             self._regions[source.class_index].copy(source.slot, target.slot)
         return Receipt.of(step)
@@ -58,7 +68,7 @@ class HotPages:
     def store(
         self, step: Step, layer: int, keys_THD: torch.Tensor, values_THD: torch.Tensor
     ) -> None:
-        """Write a committed step's tokens of one layer into its pages.
+        """Write the tokens of one layer of a step in flight into its pages.
 
         Parameters
         ----------
@@ -68,22 +78,25 @@ class HotPages:
 
         Raises
         ------
+        StaleNameError
+            If the step is not committed, or its work has ended.
         ValueError
-            If no class of keys and values has the layer, or the shapes are others.
+            If no class of keys and values has the layer, or shape or type are others.
         """
-        count = step.after - step.before
-        if len(keys_THD) != count or len(values_THD) != count:
-            raise ValueError(f"need {count} tokens, got {len(keys_THD)} and {len(values_THD)}")
-        for index, found in self._classes_of(layer):
+        classes, count = self._classes_of(layer), step.after - step.before
+        for index, _ in classes:
+            shape = self._regions[index].spec.need_shape()
+            _need_states("keys", keys_THD, (count, shape.num_kv_heads, shape.key_dim), shape)
+            _need_states("values", values_THD, (count, shape.num_kv_heads, shape.value_dim), shape)
+        self.table.need_running(step)
+        for index, found in classes:
             region, pages = self._regions[index], step.written(index)
             for ordinal, row, start, stop in _runs(found, step.before, step.after):
-                if ordinal not in pages:
-                    continue
-                keys, values = region.kv(pages[ordinal].slot, layer)
-                keys[row : row + stop - start] = keys_THD[start - step.before : stop - step.before]
-                values[row : row + stop - start] = values_THD[
-                    start - step.before : stop - step.before
-                ]
+                if ordinal in pages:
+                    rows = slice(row, row + stop - start)
+                    tokens = slice(start - step.before, stop - step.before)
+                    keys, values = region.kv(pages[ordinal].slot, layer)
+                    keys[rows], values[rows] = keys_THD[tokens], values_THD[tokens]
 
     def kv(self, name: PageName, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one page and layer, without a copy; they pin the page.
@@ -94,10 +107,13 @@ class HotPages:
         ------
         StaleNameError
             If the page is not live.
+        VmmBusy
+            If a prepared step will write into it.
         ValueError
             If its class has no such layer, or no keys and values.
         """
-        owner = self._pinned(name)
+        self.table.pin(name)
+        owner = self._unpinned_with_it([name])
         return self._regions[name.class_index].kv(name.slot, layer, owner)
 
     def gather(self, request: int, layer: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
@@ -110,24 +126,30 @@ class HotPages:
         ------
         StaleNameError
             If there is no such request.
+        VmmBusy
+            If a step of it is prepared, or it went on meanwhile: try again.
         ValueError
             If no class of keys and values has the layer.
         """
-        boundary = self.table.boundary(request)
         found_tokens: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        boundaries = set()
         for index, found in self._classes_of(layer):
-            pages = self.table.pages(request, index)
-            live = found.live_claims(boundary)
-            for ordinal, row, start, stop in _runs(found, 0, boundary):
-                if ordinal not in pages or not any(
-                    position in keys for keys in live for position in range(start, stop)
-                ):
-                    continue
-                keys_PHD, values_PHD = self.kv(pages[ordinal], layer)
-                for position in range(start, stop):
-                    if any(position in keys for keys in live):
-                        at = row + position - start
-                        found_tokens[position] = (keys_PHD[at], values_PHD[at])
+            boundary, pages = self.table.pin_pages(request, index)
+            owner = self._unpinned_with_it(pages.values())
+            boundaries.add(boundary)
+            states = {
+                ordinal: self._regions[index].kv(name.slot, layer, owner)
+                for ordinal, name in pages.items()
+            }
+            for live in found.live_claims(boundary):
+                for position in live.walk(0, boundary):
+                    ordinal = found.page_of(position)
+                    assert ordinal is not None, "what is live is in a page"
+                    keys_PHD, values_PHD = states[ordinal]
+                    row = _row(found, position)
+                    found_tokens[position] = (keys_PHD[row], values_PHD[row])
+        if len(boundaries) > 1:
+            raise VmmBusy(f"request {request}", "it went on while it was read")
         return dict(sorted(found_tokens.items()))
 
     def window(
@@ -141,18 +163,20 @@ class HotPages:
         ------
         StaleNameError
             If there is no such request.
+        VmmBusy
+            If a prepared step will write into one of these pages.
         ValueError
             If the class has no rings, or not so many tokens are there.
         """
         region = self._regions[class_index]
         if not isinstance(region, RingRegion):
             raise ValueError(f"class {class_index} has no rings")  # noqa: TRY004 - no type of ours
-        boundary = self.table.boundary(request)
-        page_tokens = self._plan.classes[class_index].page_tokens
-        pages = self.table.pages(request, class_index)
-        first = (boundary - num_tokens) // page_tokens
-        owners = [self._pinned(name) for ordinal, name in pages.items() if ordinal >= first]
-        return region.window(request, layer, boundary, num_tokens, owners)
+        boundary, pages = self.table.pin_pages(request, class_index)
+        owner = self._unpinned_with_it(pages.values())
+        if not pages:
+            raise ValueError(f"request {request} has no tokens in class {class_index}")
+        last = pages[max(pages)]
+        return region.window(last.slot, layer, boundary, num_tokens, owner)
 
     def _classes_of(self, layer: int) -> list[tuple[int, PlannedClass]]:
         found = [
@@ -164,12 +188,38 @@ class HotPages:
             raise ValueError(f"no class keeps keys and values of layer {layer}")
         return found
 
-    def _pinned(self, name: PageName) -> _Pin:
-        self.table.pin(name)
+    def _unpinned_with_it(self, names: Iterable[PageName]) -> _Pin:
+        """Something that unpins pages, pinned already, when it is gone."""
         owner = _Pin()
-        finalizer = weakref.finalize(owner, self.table.unpin_soon, name)
-        finalizer.atexit = False
+        for name in names:
+            finalizer = weakref.finalize(owner, self.table.unpin_soon, name)
+            finalizer.atexit = False
         return owner
+
+
+def _need_same(found: PlannedClass, region: PageRegion | RingRegion) -> None:
+    spec = region.spec
+    wanted = (found.name, found.layers, found.page_tokens, found.width_bytes, found.shape)
+    if wanted != (spec.name, spec.layers, spec.page_tokens, spec.width_bytes, spec.shape):
+        raise ValueError(f"the arena's region {spec.name!r} is not of the plan's {found.name!r}")
+
+
+def _need_states(
+    what: str, states: torch.Tensor, wanted: tuple[int, int, int], shape: KvShape
+) -> None:
+    found_type = str(states.dtype).removeprefix("torch.")
+    if tuple(states.shape) != wanted or found_type != shape.dtype:
+        raise ValueError(
+            f"need {what} of shape {wanted} in {shape.dtype}, "
+            f"got {tuple(states.shape)} in {found_type}"
+        )
+
+
+def _row(found: PlannedClass, position: int) -> int:
+    """Row of a token in its page."""
+    if found.region.is_ranked:
+        position = found.region.claims[0].keys.below(position)
+    return position % found.page_tokens
 
 
 def _runs(found: PlannedClass, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:

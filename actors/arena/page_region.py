@@ -12,7 +12,7 @@ A slot may lie across two extents: then both stay while it is used, and no bytes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 from actors.arena.driver import Driver, Span
@@ -20,10 +20,13 @@ from actors.arena.extents import ExtentPool
 from actors.arena.layout import PoolSpec
 from actors.arena.number_set import NumberSet
 from actors.arena.views import Viewer, keys_values
-from codec.errors import ArenaFullError, VmmError, VmmOutOfMemory
+from codec.errors import ArenaFullError, VmmOutOfMemory
 
 if TYPE_CHECKING:
     import torch
+
+WARM_EXTENTS = 16
+"""How many idle extents are looked at for one to use again; all of them would cost too much."""
 
 
 class PageRegion:
@@ -101,20 +104,14 @@ class PageRegion:
             if wanted > free:
                 page_bytes = self.spec.page_bytes
                 raise ArenaFullError(wanted * page_bytes, free * page_bytes)
-            slots: list[int] = []
-            opened: list[int] = []
-            for _ in range(wanted):
-                slots.append(self._pick())
-                opened += self._take(slots[-1])
             try:
-                self._pool.use(opened)
-            except VmmError as error:
-                for slot in slots:
-                    self._put(slot)
-                if isinstance(error, VmmOutOfMemory):
-                    room_bytes = len(self._ready) * self.spec.page_bytes
-                    raise ArenaFullError(wanted * self.spec.page_bytes, room_bytes) from error
-                raise
+                with ExitStack() as undo:
+                    slots, opened = self._take_lowest(wanted, undo)
+                    self._pool.use(opened)
+                    undo.pop_all()
+            except VmmOutOfMemory as error:
+                room_bytes = len(self._ready) * self.spec.page_bytes
+                raise ArenaFullError(wanted * self.spec.page_bytes, room_bytes) from error
             return slots
 
     def free(self, slots: Iterable[int]) -> None:
@@ -243,15 +240,28 @@ class PageRegion:
         return slot
 
     def _pick_warm(self) -> int | None:
-        """The lowest free slot whose extents all are mapped, if there is one."""
+        """The lowest free slot in the pool's youngest idle extents, if there is one."""
         first, stop = self.spec.first_extent, self.spec.first_extent + self.spec.num_extents
         mapped = self._pool.mapped
-        warm = (extent for extent in self._pool.idle if first <= extent < stop)
+        warm = (
+            extent for extent in self._pool.youngest_idle(WARM_EXTENTS) if first <= extent < stop
+        )
         for extent in sorted(extent for extent in warm if extent not in self._users):
             for slot in self._slots(extent):
                 if all(touched in mapped for touched in self._extents(slot)):
                     return slot
         return None
+
+    def _take_lowest(self, wanted: int, undo: ExitStack) -> tuple[list[int], list[int]]:
+        """Note that so many slots are used; those, and the extents that need memory now."""
+        slots: list[int] = []
+        opened: list[int] = []
+        for _ in range(wanted):
+            slot = self._pick()
+            opened += self._take(slot)
+            undo.callback(self._put, slot)
+            slots.append(slot)
+        return slots, opened
 
     def _take(self, slot: int) -> list[int]:
         """Note that a free slot is used; return the extents that were not in use before."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from actors.arena.frontier import ExecutionFrontier
@@ -81,7 +82,7 @@ class PageTable:
         self._reclaimer = Reclaimer(plan, self._slots, self._book, frontier, journal=journal)
         self._readers = Readers(self._book, self._reclaimer, journal)
         self._transactions = Transactions(
-            plan.classes,
+            plan,
             self._slots,
             book=self._book,
             store=self._store,
@@ -166,31 +167,36 @@ class PageTable:
         """
         with self._turns.entered():
             found = self._requests.idle(request)
-            self._journal.write([("release", {"request": request})])
-            del self._requests.open[request]
+            # It may refuse, so it comes first: who has left a ring can have another.
             for slots in self._slots:
                 slots.leave(request)
+            self._journal.write([("release", {"request": request})])
+            del self._requests.open[request]
             self._let_go(found.heads, "released")
 
     def prepare(self, items: Iterable[StepItem]) -> list[Step]:
         """See `Transactions.prepare`."""
+        items = list(items)  # an iterator of the caller's could want a turn itself
         with self._turns.entered():
             return self._transactions.prepare(items)
 
     def commit(self, receipts: Iterable[Receipt], domain: str) -> list[int]:
         """See `Transactions.commit`."""
+        receipts = list(receipts)
         with self._turns.entered():
             return self._transactions.commit(receipts, domain)
 
     def abort(self, steps: Iterable[int]) -> None:
         """See `Transactions.abort`."""
+        numbers = list(steps)
         with self._turns.entered():
-            self._transactions.abort(steps)
+            self._transactions.abort(numbers)
 
     def complete(self, ended: Mapping[str, Sequence[int]]) -> None:
         """See `Transactions.complete`."""
+        named = {domain: tuple(seqs) for domain, seqs in ended.items() if seqs}
         with self._turns.entered():
-            self._transactions.complete(ended)
+            self._transactions.complete(named)
 
     def pin(self, name: PageName) -> None:
         """See `Readers.pin`."""
@@ -216,8 +222,21 @@ class PageTable:
         with self._turns.entered():
             self._readers.unregister(name)
 
+    def need_prepared(self, step: Step) -> None:
+        """See `Requests.need_prepared`."""
+        with self._turns.entered():
+            self._requests.need_prepared(step)
+
+    def need_running(self, step: Step) -> None:
+        """See `Transactions.need_running`."""
+        with self._turns.entered():
+            self._transactions.need_running(step)
+
     def reclaim(self, most: int | None = None) -> list[Certificate]:
         """Certify pages that are done with and let their slots be used again.
+
+        Only this and `prepare` give slots back: call it when requests end, too, so that what
+        they had can go to others.
 
         Parameters
         ----------
@@ -265,6 +284,31 @@ class PageTable:
         """
         with self._turns.entered():
             return self._store.names(self._requests.request(request).heads, class_index)
+
+    def pin_pages(
+        self, request: int, class_index: int, start: int = 0
+    ) -> tuple[int, dict[int, PageName]]:
+        """A request's boundary, and its pages of one class from ordinal ``start`` on, pinned.
+
+        All in one turn, so that they belong together.
+
+        Raises
+        ------
+        StaleNameError
+            If there is no such request.
+        VmmBusy
+            If a prepared step will write into one; none is pinned then.
+        """
+        with self._turns.entered():
+            found = self._requests.request(request)
+            names = self._store.names(found.heads, class_index)
+            wanted = {ordinal: name for ordinal, name in names.items() if ordinal >= start}
+            with ExitStack() as undo:
+                for name in wanted.values():
+                    self._readers.pin(name)
+                    undo.callback(self._readers.unpin, name)
+                undo.pop_all()
+            return found.boundary, wanted
 
     def kept_pages(self, snapshot: int, class_index: int) -> dict[int, PageName]:
         """A snapshot's pages of one class, by rising ordinal.

@@ -50,7 +50,9 @@ class Page(Leaf):
     num_pins: int = field(default=0, init=False)
     num_registrations: int = field(default=0, init=False)
     is_quarantined: bool = field(default=False, init=False)
-    #: How it last left a head or a snapshot.
+    #: The prepared step that will write behind what is there, if there is one.
+    written_by: int | None = field(default=None, init=False)
+    #: How it left a head or a snapshot; the first that slid on or was copied, if any did.
     why: str | None = field(default=None, init=False)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.arena.journal import Journal
 from actors.arena.pages import Page, PageBook, PageName, PageState
 from actors.arena.reclaim import Reclaimer
-from codec.errors import StaleNameError
+from codec.errors import StaleNameError, VmmBusy
 
 
 class Readers:
@@ -23,8 +23,12 @@ class Readers:
         ------
         StaleNameError
             If it is not live.
+        VmmBusy
+            If a prepared step will write into it, which a reader must not see.
         """
         page = self._live_page(name)
+        if page.written_by is not None:
+            raise VmmBusy(f"page {page.name}", f"prepared step {page.written_by} writes into it")
         self._journal.write([("pin", {"page": list(name)})])
         page.num_pins += 1
 

@@ -48,11 +48,6 @@ class Reclaimer:
         #: Rises with every recovery.
         self.epoch = 1
 
-    @property
-    def num_quarantined(self) -> int:
-        """Pages in quarantine."""
-        return len(self._quarantined)
-
     def retire(self, pages: Iterable[Page], why: str) -> None:
         """Take over pages that nothing leads to; ``why`` for those that did not say yet."""
         for page in pages:
@@ -83,10 +78,18 @@ class Reclaimer:
         self._journal.write(("reuse", _fields(certificate)) for certificate in found)
         for page in pages:
             del self._ready[page]
-            self._book.remove(page)
-            self._slots[page.name.class_index].free([page.name.slot])
         self.num_certified += len(found)
+        self.give_back(pages)
         return found
+
+    def give_back(self, pages: Iterable[Page]) -> None:
+        """End pages that nothing has, and let their slots be granted again."""
+        slots: dict[int, list[int]] = {}
+        for page in pages:
+            self._book.remove(page)
+            slots.setdefault(page.name.class_index, []).append(page.name.slot)
+        for class_index, freed in slots.items():
+            self._slots[class_index].free(freed)
 
     def recover(self) -> int:
         """End the quarantine and the epoch; the new epoch.

@@ -102,15 +102,13 @@ class Requests:
 
         Raises
         ------
-        StaleNameError, QuarantinedError, VmmBusy, ValueError
-            If it is not, or cannot make that step.
+        StaleNameError, QuarantinedError, VmmBusy
+            If it is not, or cannot make a step.
         """
         found = self.shareable(item.request)
         if found.boundary != item.before:
             why = f"is at boundary {found.boundary}, not {item.before}"
             raise StaleNameError("request", str(item.request), why)
-        if item.after <= item.before:
-            raise ValueError(f"need a step forward, got {item.before} to {item.after}")
         return found
 
     def snapshot(self, number: int) -> Snapshot:
@@ -152,6 +150,17 @@ class Requests:
             why = f"is of epoch {found.epoch}, its receipt of {receipt.epoch}"
             raise StaleNameError("step", str(receipt.step), why)
         return found
+
+    def need_prepared(self, step: Step) -> None:
+        """Refuse what is not a prepared step, as it was given out.
+
+        Raises
+        ------
+        StaleNameError
+            If it has ended, or says something else.
+        """
+        if self.steps.get(step.number) != step:
+            raise StaleNameError("step", str(step.number), "is not prepared")
 
     def prepare(self, step: Step) -> None:
         """Begin a step."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import finalize
 
 from actors.arena.driver import Driver, Span
 from actors.arena.extents import ExtentPool
@@ -55,6 +55,8 @@ class RingRegion:
     ----------
     enter
         Entered by every verb, for as long as it runs.
+    do_soon
+        Does what a finaliser wants done, within ``enter``.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class RingRegion:
         pool: ExtentPool,
         driver: Driver,
         enter: Callable[[], AbstractContextManager[object]] = nullcontext,
+        do_soon: Callable[[Callable[[], None]], None] = lambda chore: chore(),
     ) -> None:
         self.spec = spec
         self.num_slots = spec.num_slots
@@ -71,15 +74,16 @@ class RingRegion:
         self._cells = spec.layout.cells
         self._pool = pool
         self._enter = enter
+        self._do_soon = do_soon
         self._viewer = Viewer(driver)
         #: ``{number: ring}`` of the rings with memory; their extents are in use.
         self._rings: dict[int, _Ring] = {}
         #: ``{tenant: its rings with memory}``, the one for new pages last; never empty.
         self._of: dict[int, list[int]] = {}
-        #: Of rings that `rings` has shown; those without pages are parked while theirs live.
-        self._holds: dict[int, WeakSet[_RingHold]] = {}
-        #: Rings without pages, whose extents are in use for what still shows them.
-        self._parked: list[int] = []
+        #: ``{ring: results of `rings` of which anything is left}``; never 0.
+        self._shown: dict[int, int] = {}
+        #: Rings without pages that are shown: their extents are in use.
+        self._parked: set[int] = set()
         #: The other rings, the one to take next last: the first ones first, but before
         #: them what was given back last, whose memory is likeliest still there.
         self._free = list(range(spec.num_rings))[::-1]
@@ -124,7 +128,6 @@ class RingRegion:
         if not ordinals:
             return []
         with self._enter():
-            self._unpark()
             cells = [ordinal % self._cells for ordinal in ordinals]
             is_new = move or tenant not in self._of
             number = self._free[-1] if is_new and self._free else None
@@ -212,45 +215,30 @@ class RingRegion:
         return keys_values(self.rows(slot, plane, owner), self.spec.need_shape(), at)
 
     def window(
-        self, tenant: int, layer: int, boundary: int, num_tokens: int, owner: object = None
+        self, slot: int, layer: int, boundary: int, num_tokens: int, owner: object = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the tokens before ``boundary``, each in one piece, no copy.
-
-        They are those in the ring that the tenant adds to: right after a move was reserved,
-        not yet what it had before.  `window_at` says which ring.
 
         Shapes ``(num_tokens, num_kv_heads, key_dim)`` and ``(..., value_dim)``.  Tokens are
         counted as the class counts its pages.
 
+        Parameters
+        ----------
+        slot
+            Any page of the ring that is meant: one tenant can have two, during a move.
+
         Raises
         ------
         ValueError
-            If a page of theirs is not in the tenant's ring, or the class has no such layer
-            or no shape.
+            If the slot is free, a page of these tokens is not in its ring, or the class has
+            no such layer or no shape.
         """
         plane, at = self._layout.locate(self.spec.index_of(layer))
-        rows = self.window_rows(tenant, plane, boundary, num_tokens, owner)
+        rows = self.window_rows(slot, plane, boundary, num_tokens, owner)
         return keys_values(rows, self.spec.need_shape(), at)
 
-    def window_at(
-        self, slot: int, layer: int, boundary: int, num_tokens: int, owner: object = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`window` in the ring where ``slot`` lies, whoever owns that.
-
-        Raises
-        ------
-        ValueError
-            If the slot is free, and as for `window`.
-        """
-        plane, at = self._layout.locate(self.spec.index_of(layer))
-        shape = self.spec.need_shape()
-        with self._enter():
-            self._need_used(slot)
-            number = slot // self._cells
-            return keys_values(self._window(number, plane, boundary, num_tokens, owner), shape, at)
-
     def window_rows(
-        self, tenant: int, plane: int, boundary: int, num_tokens: int, owner: object = None
+        self, slot: int, plane: int, boundary: int, num_tokens: int, owner: object = None
     ) -> torch.Tensor:
         """The bytes under `window`: shape ``(num_tokens, row_bytes)``, one piece.
 
@@ -260,7 +248,18 @@ class RingRegion:
             As for `window`.
         """
         with self._enter():
-            return self._window(self._ring_of(tenant), plane, boundary, num_tokens, owner)
+            self._need_used(slot)
+            number, start = slot // self._cells, boundary - num_tokens
+            if not 0 <= start < boundary or not 0 <= plane < self._layout.num_planes:
+                raise ValueError(f"no tokens [{start}, {boundary}) in plane {plane}")
+            held, page_tokens = self._rings[number].ordinals, self.spec.page_tokens
+            for ordinal in range(start // page_tokens, -(-boundary // page_tokens)):
+                if held.get(ordinal % self._cells) != ordinal:
+                    why = f"page {ordinal} of class {self.spec.name!r} is not in the ring"
+                    raise ValueError(why)
+            row_bytes = self._layout.row_bytes
+            va = self._plane_va(number, plane) + start % self._layout.rows * row_bytes
+            return self._viewer.rows(va, num_tokens, row_bytes, owner)
 
     def rings(
         self, tenant: int, layer: int, *, num_tokens: int = 0, owner: object = None
@@ -284,9 +283,13 @@ class RingRegion:
         plane, at = self._layout.locate(self.spec.index_of(layer))
         shape, layout = self.spec.need_shape(), self._layout
         with self._enter():
-            number = self._ring_of(tenant)
+            if tenant not in self._of:
+                raise ValueError(f"tenant {tenant} has no pages, so no ring")
+            number = self._of[tenant][-1]
             hold = _RingHold(owner)
-            self._holds.setdefault(number, WeakSet()).add(hold)
+            self._shown[number] = self._shown.get(number, 0) + 1
+            finalizer = finalize(hold, self._do_soon, lambda: self._hide(number))
+            finalizer.atexit = False
             va = self._plane_va(number, plane)
             rows = self._viewer.rows(va, 2 * layout.rows, layout.row_bytes, hold)
         keys, values = keys_values(rows, shape, at)
@@ -311,26 +314,8 @@ class RingRegion:
             assert ring.ordinals
         assert owned.keys() <= self._rings.keys()
         assert all(self._of.values())
-
-    def _ring_of(self, tenant: int) -> int:
-        """The ring that a tenant adds to."""
-        if tenant not in self._of:
-            raise ValueError(f"tenant {tenant} has no pages, so no tokens")
-        return self._of[tenant][-1]
-
-    def _window(
-        self, number: int, plane: int, boundary: int, num_tokens: int, owner: object
-    ) -> torch.Tensor:
-        start, page_tokens = boundary - num_tokens, self.spec.page_tokens
-        if not 0 <= start < boundary or not 0 <= plane < self._layout.num_planes:
-            raise ValueError(f"no tokens [{start}, {boundary}) in plane {plane}")
-        held = self._rings[number].ordinals
-        for ordinal in range(start // page_tokens, -(-boundary // page_tokens)):
-            if held.get(ordinal % self._cells) != ordinal:
-                raise ValueError(f"page {ordinal} of class {self.spec.name!r} is not in the ring")
-        row_bytes = self._layout.row_bytes
-        va = self._plane_va(number, plane) + start % self._layout.rows * row_bytes
-        return self._viewer.rows(va, num_tokens, row_bytes, owner)
+        assert self._parked <= self._shown.keys()
+        assert all(count > 0 for count in self._shown.values())
 
     def _fits(self, number: int, ordinals: Iterable[int]) -> bool:
         held = self._rings[number].ordinals
@@ -353,16 +338,23 @@ class RingRegion:
             self._of[tenant].remove(number)
             if not self._of[tenant]:
                 del self._of[tenant]
-        self._parked.append(number)
-        self._unpark()
+        if number in self._shown:
+            self._parked.add(number)
+        else:
+            self._rest(number)
 
-    def _unpark(self) -> None:
-        """Let the memory rest of rings that have no pages, and that nobody looks at."""
-        for number in [number for number in self._parked if not self._holds.get(number)]:
-            self._parked.remove(number)
-            self._holds.pop(number, None)
-            self._free.append(number)
-            self._pool.rest(self._extents(number))
+    def _hide(self, number: int) -> None:
+        """One result of `rings` is gone."""
+        self._shown[number] -= 1
+        if not self._shown[number]:
+            del self._shown[number]
+            if number in self._parked:
+                self._parked.remove(number)
+                self._rest(number)
+
+    def _rest(self, number: int) -> None:
+        self._free.append(number)
+        self._pool.rest(self._extents(number))
 
     def _need_used(self, *slots: int) -> None:
         for slot in slots:

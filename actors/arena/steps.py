@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.arena.pages import PageName
+from policies.retention.ir import MAX_POSITION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,15 @@ class StepItem:
     """Where the caller believes its head to be; another boundary is refused."""
 
     after: int
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if type(value := getattr(self, name)) is not int:
+                raise TypeError(f"{name} must be an int, got {value!r}")
+        if not 0 <= self.before < self.after <= MAX_POSITION:
+            raise ValueError(
+                f"need 0 <= before < after <= {MAX_POSITION}, got {self.before} and {self.after}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

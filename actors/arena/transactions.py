@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from actors.arena.frontier import ExecutionFrontier
 from actors.arena.heads import Heads, HeadStore
@@ -17,8 +18,16 @@ from actors.arena.reclaim import Reclaimer
 from actors.arena.requests import Request, Requests
 from actors.arena.slots import SlotSource
 from actors.arena.steps import Receipt, Step, StepItem, StepPage, need_complete, wrongs
-from codec.errors import ReceiptError
-from policies.retention.plan import PlannedClass
+from codec.errors import ReceiptError, StaleNameError
+from policies.retention.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step whose work has not ended."""
+
+    step: Step
+    held: tuple[Heads, ...]
 
 
 class Transactions:
@@ -26,7 +35,7 @@ class Transactions:
 
     def __init__(
         self,
-        classes: Sequence[PlannedClass],
+        plan: Plan,
         slots: Sequence[SlotSource],
         *,
         book: PageBook,
@@ -36,7 +45,8 @@ class Transactions:
         frontier: ExecutionFrontier,
         journal: Journal,
     ) -> None:
-        self._classes = classes
+        self._classes = plan.classes
+        self._step_tokens = plan.step_tokens
         self._slots = slots
         self._book = book
         self._store = store
@@ -44,15 +54,16 @@ class Transactions:
         self._reclaimer = reclaimer
         self._frontier = frontier
         self._journal = journal
-        #: What each step in flight holds, by domain and number of its work.
-        self._flights: dict[tuple[str, int], tuple[Heads, ...]] = {}
+        #: Steps in flight, by domain and number of their work, and by their own number.
+        self._flights: dict[tuple[str, int], _Flight] = {}
+        self._running: dict[int, Step] = {}
 
     @property
     def num_in_flight(self) -> int:
         """Steps whose work has not ended."""
         return len(self._flights)
 
-    def prepare(self, items: Iterable[StepItem]) -> list[Step]:
+    def prepare(self, items: Sequence[StepItem]) -> list[Step]:
         """Plan one step for each item and reserve what they need: for all, or for none.
 
         Slots whose last pages are done with are taken back first.
@@ -68,9 +79,12 @@ class Transactions:
         ArenaFullError
             If there is no room.
         ValueError
-            If a request is named twice, or a step does not go forward.
+            If a request is named twice, or a step is longer than the plan was compiled for.
         """
-        items = list(items)
+        for item in items:
+            if item.after - item.before > self._step_tokens:
+                most = self._step_tokens
+                raise ValueError(f"the plan is for steps of at most {most} tokens, got {item}")
         found = [self._requests.at(item) for item in items]
         if len(set(map(id, found))) < len(found):
             raise ValueError("a request is named twice in one batch")
@@ -85,10 +99,12 @@ class Transactions:
         for step in steps:
             for new in step.pages:
                 self._book.add(new.name, new.ordinal)
+            for tail in step.tails:
+                self._book.find(tail.name).written_by = step.number
             self._requests.prepare(step)
         return steps
 
-    def commit(self, receipts: Iterable[Receipt], domain: str) -> list[int]:
+    def commit(self, receipts: Sequence[Receipt], domain: str) -> list[int]:
         """Publish prepared steps and count their work as submitted to ``domain``.
 
         Returns
@@ -100,12 +116,15 @@ class Transactions:
         StaleNameError
             If a step is not prepared, or a receipt is of another epoch.
         ValueError
-            If a step is named twice, or a receipt is incomplete: ask again later.
+            If a step is named twice, there are too many domains, or a receipt is incomplete:
+            ask again later.
+        TypeError
+            If ``domain`` is no string.
         ReceiptError
             If a receipt says that something wrong was done.  The whole batch is in
             quarantine then: its steps are over, and its requests stand still.
         """
-        receipts = list(receipts)
+        self._frontier.need_domain(domain)
         steps = [self._requests.step_of(receipt) for receipt in receipts]
         if len(set(map(id, steps))) < len(steps):
             raise ValueError("a step is named twice in one batch")
@@ -121,7 +140,7 @@ class Transactions:
         )
         return [self._publish(step, domain) for step in steps]
 
-    def abort(self, steps: Iterable[int]) -> None:
+    def abort(self, steps: Sequence[int]) -> None:
         """Undo prepared steps.  The caller vouches that a backend has begun none of them.
 
         Raises
@@ -132,12 +151,10 @@ class Transactions:
         found = [self._requests.step(number) for number in dict.fromkeys(steps)]
         self._journal.write(("abort", {"step": step.number}) for step in found)
         for step in found:
-            self._requests.settle(step)
-            for new in step.pages:
-                self._book.remove(self._book.find(new.name))
-                self._slots[new.name.class_index].free([new.name.slot])
+            self._settle(step)
+        self._reclaimer.give_back(self._book.find(new.name) for s in found for new in s.pages)
 
-    def complete(self, ended: Mapping[str, Sequence[int]]) -> None:
+    def complete(self, ended: Mapping[str, tuple[int, ...]]) -> None:
         """Take note that work has ended, in whichever order.
 
         Raises
@@ -145,7 +162,6 @@ class Transactions:
         StaleNameError
             If some of it was not running; nothing has changed then.
         """
-        ended = {domain: tuple(seqs) for domain, seqs in ended.items() if seqs}
         self._frontier.need_running(ended)
         self._journal.write(
             ("complete", {"domain": domain, "seqs": list(seqs)}) for domain, seqs in ended.items()
@@ -153,8 +169,27 @@ class Transactions:
         self._frontier.complete(ended)
         for domain, seqs in ended.items():
             for seq in seqs:
-                for heads in self._flights.pop((domain, seq)):
+                flight = self._flights.pop((domain, seq))
+                del self._running[flight.step.number]
+                for heads in flight.held:
                     self._reclaimer.retire(self._store.drop(heads), "released")
+
+    def need_running(self, step: Step) -> None:
+        """Refuse what is not a step in flight, as it was given out.
+
+        Raises
+        ------
+        StaleNameError
+            If its work has ended, or was never committed.
+        """
+        if self._running.get(step.number) != step:
+            raise StaleNameError("step", str(step.number), "is not in flight")
+
+    def _settle(self, step: Step) -> Request:
+        """End a prepared step; its request."""
+        for tail in step.tails:
+            self._book.find(tail.name).written_by = None
+        return self._requests.settle(step)
 
     def _planned(self, request: Request, after: int, undo: ExitStack) -> Step:
         demanded = demands(
@@ -191,7 +226,7 @@ class Transactions:
         )
 
     def _publish(self, step: Step, domain: str) -> int:
-        request = self._requests.settle(step)
+        request = self._settle(step)
         pages = [self._book.find(new.name) for new in step.pages]
         for page in pages:
             page.state = PageState.LIVE
@@ -203,7 +238,8 @@ class Transactions:
             page.why = "replaced"
         seq = self._frontier.submit(domain)
         # The request's hold on its old head goes over to the flight.
-        self._flights[domain, seq] = (request.heads, advance.full)
+        self._flights[domain, seq] = _Flight(step, (request.heads, advance.full))
+        self._running[step.number] = step
         request.heads, request.boundary = advance.head, step.after
         return seq
 
@@ -215,7 +251,7 @@ class Transactions:
             for s, names in zip(steps, doubted, strict=True)
         )
         for step, names in zip(steps, doubted, strict=True):
-            self._requests.settle(step).fault = f"step {step.number} failed: {why}"
+            self._settle(step).fault = f"step {step.number} failed: {why}"
             self._reclaimer.quarantine(map(self._book.find, names))
             reserved = [self._book.find(new.name) for new in step.pages]
             self._reclaimer.retire(reserved, "recovered")

@@ -6,13 +6,16 @@ verb to end.  What it wants done is left for whoever holds the turn, or takes th
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from codec.errors import VmmClosed, VmmForked
+from codec.errors import FabricError, VmmClosed, VmmForked
+
+_log = logging.getLogger(__name__)
 
 
 class Turns:
@@ -69,5 +72,11 @@ class Turns:
                 self._lock.release()
 
     def _do_chores(self) -> None:
-        while self._chores:
-            self._chores.popleft()()
+        """Do each once; what cannot be done now is nobody else's error, and is tried again."""
+        for _ in range(len(self._chores)):
+            chore = self._chores.popleft()
+            try:
+                chore()
+            except FabricError as error:
+                _log.warning("%s: left for later: %s", self._what, error)
+                self._chores.append(chore)

@@ -201,6 +201,11 @@ STORIES: dict[str, tuple[list[Event], Event, str]] = {
         commit(1, 1, A1, (0, 6), 0),
         "the head has no state",
     ),
+    "written under a reader": (
+        [*FULL, about("pin", 1), reserve(2, 1)],
+        THEN_6_TO_8,
+        "but a reader has it",
+    ),
     "written under a fork that is ahead": (
         [*SHARED, reserve(2, 2), commit(2, 2, B1, (6, 7), 0), reserve(3, 1)],
         commit(3, 1, A2, (6, 8), 0),

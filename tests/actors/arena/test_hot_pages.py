@@ -227,13 +227,59 @@ def test_what_does_not_fit_is_refused(bench: Bench) -> None:
     number = bench.open()
     bench.step(number, 2)
     (step,) = bench.hot.table.prepare([StepItem(request=number, before=2, after=4)])
+    good = torch.zeros(2, 2, 8), torch.zeros(2, 2, 4)
 
-    with pytest.raises(ValueError, match="need 2 tokens, got 3 and 2"):
-        bench.hot.store(step, 0, torch.zeros(3, 2, 8), torch.zeros(2, 2, 4))
+    with pytest.raises(StaleNameError, match="is not in flight"):
+        bench.hot.store(step, 0, *good)
+    (seq,) = bench.hot.table.commit([bench.hot.carry_out(step)], S)
+    for keys, values in (
+        (torch.zeros(3, 2, 8), good[1]),
+        (torch.zeros(2, 1, 8), good[1]),
+        (torch.zeros(2, 2, 1), good[1]),
+        (torch.zeros(2, 2, 8, dtype=torch.float64), good[1]),
+        (good[0], torch.zeros(2, 2, 5)),
+        (good[0], torch.zeros(2, 2, 4, dtype=torch.complex64)),
+    ):
+        with pytest.raises(ValueError, match="of shape"):
+            bench.hot.store(step, 0, keys, values)
     with pytest.raises(ValueError, match="layer 99"):
-        bench.hot.store(step, 99, torch.zeros(2, 2, 8), torch.zeros(2, 2, 4))
+        bench.hot.store(step, 99, *good)
     with pytest.raises(ValueError, match="has no rings"):
         bench.hot.window(number, 0, 0, 1)
+    with pytest.raises(StaleNameError, match="is not prepared"):
+        bench.hot.carry_out(step)
+    bench.hot.table.complete({S: [seq]})
+    with pytest.raises(StaleNameError, match="is not in flight"):
+        bench.hot.store(step, 0, *good)
 
-    bench.hot.table.abort([step.number])
-    bench.look(number)
+
+def test_a_window_is_of_the_head_whatever_is_being_prepared(bench: Bench) -> None:
+    """During a move, after it was given up, and in a fork: the old pages, pinned."""
+    number = bench.open()
+    for _ in range(3):
+        bench.step(number, 8)
+    index = next(i for i, r in enumerate(bench.arena.regions) if r.spec.name.startswith("a1"))
+    child = bench.fork(number)
+    wanted = torch.stack(bench.stored[number][-9:])[:, 3, :, :8]
+    before = bench.hot.window(number, index, 3, 9)[0]
+    assert torch.equal(before, wanted)
+
+    (move,) = bench.hot.table.prepare([StepItem(request=child, before=24, after=25)])
+    assert len({source.slot for source, _ in move.copies if source.class_index == index}) > 1
+    of_child, _ = bench.hot.window(child, index, 3, 9)
+    assert torch.equal(of_child, wanted)
+    bench.hot.table.abort([move.number])
+    other = bench.open()
+    bench.step(other, 8)
+
+    assert torch.equal(of_child, wanted)
+    assert torch.equal(bench.hot.window(child, index, 3, 9)[0], wanted)
+
+
+def test_an_arena_of_another_plan_is_refused() -> None:
+    """Pages of one size over slots of another would be read as something else."""
+    bench = Bench.build()
+    other = compile_program(Program(page_tokens=8, states=plan().program.states), step_tokens=STEP)
+
+    with pytest.raises(ValueError, match="is not of the plan's"):
+        HotPages(bench.arena, other)

@@ -241,6 +241,22 @@ def test_a_driver_fault_changes_nothing(
     pool.rest([1])
 
 
+def test_whatever_interrupts_a_grant_leaves_no_slot_without_memory(
+    region: PageRegion, driver: FaultyDriver
+) -> None:
+    """Not only the driver's own errors: the next pages would lie where no memory is."""
+    take(region, 1)
+    driver.fail("map", 0, KeyboardInterrupt())  # type: ignore[arg-type]
+
+    with pytest.raises(KeyboardInterrupt):
+        take(region, 9)
+
+    region.check()
+    assert region.used_slots == 1
+    for slot in take(region, 9):
+        region.rows(slot, 0).fill_(1)
+
+
 @QUIET
 @given(
     slot_bytes=st.sampled_from([64, 192, 1344, EXTENT, EXTENT + 64, 5 * EXTENT // 2]),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import pytest
 
+from actors.arena.frontier import MAX_DOMAINS
 from actors.arena.page_table import PageTable
 from actors.arena.pages import PageName
 from actors.arena.steps import Receipt, Step, StepItem
@@ -17,12 +18,14 @@ from codec.errors import (
     ReceiptError,
     StaleNameError,
     VmmBusy,
+    VmmClosed,
 )
+from policies.certificates import verify
 from policies.retention.plan import compile_program
 from policies.retention.program import AttentionState, Program
 from policies.retention.text import parse_relation
 from tests.suites.slots import PoolSlots, RingSlots
-from tests.suites.table_world import KeptEvents, World
+from tests.suites.table_world import KeptEvents, World, hybrid_plan
 
 S = "stream 0"
 
@@ -35,10 +38,10 @@ def world() -> World:
 
 def started(world: World, tokens: int) -> int:
     """A request that has stored so many tokens, none of its work in flight."""
-    number = world.open(S)
+    number, most = world.open(S), world.plan.step_tokens
     while tokens:
-        world.step({number: min(tokens, 6)})
-        tokens -= min(tokens, 6)
+        world.step({number: min(tokens, most)})
+        tokens -= min(tokens, most)
     world.drain()
     return number
 
@@ -231,6 +234,30 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[Case], object]]] = {
     "a request that is not open": (StaleNameError, lambda c: step_item(c.world, 99, 0, 1)),
     "a head that has moved on": (StaleNameError, lambda c: step_item(c.world, c.number, 3, 7)),
     "a step back": (ValueError, lambda c: step_item(c.world, c.number, 4, 4)),
+    "a step longer than the plan is for": (
+        ValueError,
+        lambda c: step_item(c.world, c.number, 4, 11),
+    ),
+    "a boundary that is no int": (
+        TypeError,
+        lambda c: step_item(c.world, c.number, 4, 5.0),  # type: ignore[arg-type]
+    ),
+    "a boundary beyond every position": (
+        ValueError,
+        lambda c: step_item(c.world, c.number, 4, 2**48),
+    ),
+    "a domain that is no string": (
+        TypeError,
+        lambda c: c.world.table.commit([Receipt.of(c.step)], None),  # type: ignore[arg-type]
+    ),
+    "a step that is not as it was given out": (
+        StaleNameError,
+        lambda c: c.world.table.need_prepared(replace(c.step, after=9)),
+    ),
+    "a prepared step, for one in flight": (
+        StaleNameError,
+        lambda c: c.world.table.need_running(c.step),
+    ),
     "a request that has a step prepared": (
         VmmBusy,
         lambda c: step_item(c.world, c.step.request, 0, 1),
@@ -433,7 +460,7 @@ def test_a_step_costs_what_it_changes_not_what_there_is() -> None:
     state = AttentionState(
         name="full", layers=(0,), reads=parse_relation("true"), bytes_per_token_layer=2
     )
-    plan = compile_program(Program(page_tokens=1, states=(state,)))
+    plan = compile_program(Program(page_tokens=1, states=(state,)), step_tokens=20_000)
     costs = []
     for tokens in (200, 20_000):
         table = PageTable(plan, [CountingSlots()], KeptEvents())
@@ -515,3 +542,125 @@ def test_the_journal_has_every_event_before_its_effect(world: World) -> None:
     assert set(names[10:]) == {"reuse"}
     granted = [tuple(p) for e, f in world.journal.events if e == "reserve" for p in f["pages"]]
     assert len(granted) == names.count("reuse")
+
+
+def test_there_are_only_so_many_domains(world: World) -> None:
+    """Each certificate names them all; who makes one per request is told."""
+    number = world.open(S)
+    for nth in range(MAX_DOMAINS):
+        (step,) = world.prepare({number: 1})
+        (seq,) = world.table.commit([Receipt.of(step)], f"stream {nth}")
+        world.table.complete({f"stream {nth}": [seq]})
+    (step,) = world.prepare({number: 1})
+
+    with pytest.raises(ValueError, match="there are 64 already"):
+        world.table.commit([Receipt.of(step)], "one more")
+
+    world.table.commit([Receipt.of(step)], "stream 7")
+
+
+def test_nobody_reads_a_page_that_is_about_to_be_written(world: World) -> None:
+    """A pin between prepare and commit comes too late for a copy, so it is refused."""
+    number = started(world, 6)
+    (step,) = world.prepare({number: 1})
+    assert step.tails
+    names = world.table.pages(number, 0)
+
+    for tail in step.tails:
+        with pytest.raises(VmmBusy, match=f"prepared step {step.number} writes into it"):
+            world.table.pin(tail.name)
+    with pytest.raises(VmmBusy):
+        world.table.pin_pages(number, 0)
+    world.table.pin(names[0])
+    world.table.unpin(names[0])
+    world.commit([step])
+
+    boundary, pinned = world.table.pin_pages(number, 0, start=1)
+    assert (boundary, pinned) == (7, {1: names[1]})
+    for name in pinned.values():
+        world.table.unpin(name)
+    with pytest.raises(StaleNameError, match="has no pin"):
+        world.table.unpin(names[1])
+
+
+def test_a_finaliser_whose_record_fails_tries_again(world: World) -> None:
+    """A full disk once must not keep a page for ever, nor fail somebody else's call."""
+    number = started(world, 3)
+    name = world.table.pages(number, 0)[0]
+    world.table.pin(name)
+    world.journal.is_full = True
+
+    world.table.unpin_soon(name)
+    assert world.table.boundary(number) == 3
+
+    world.journal.is_full = False
+    world.table.release(number)
+    del world.requests[number]
+    assert name in [c.page for c in world.table.reclaim()]
+
+
+def test_an_iterator_may_use_the_table(world: World) -> None:
+    """Arguments are taken before the turn, or this would wait for itself."""
+    number = world.open(S)
+
+    (step,) = world.table.prepare(
+        StepItem(request=n, before=world.table.boundary(n), after=2) for n in [number]
+    )
+    (seq,) = world.table.commit(
+        (Receipt.of(s) for s in [step] if world.table.boundary(number) == 0), S
+    )
+
+    world.table.complete({S: [seq]})
+    assert world.table.boundary(number) == 2
+
+
+class RefusingSlots(PoolSlots):
+    """Refuses to let a tenant leave, as the regions of a closed arena do."""
+
+    def leave(self, tenant: int) -> None:
+        """Not now."""
+        raise VmmClosed("arena")
+
+
+def test_a_release_that_fails_has_changed_nothing() -> None:
+    """It may be tried again."""
+    world = World.small(with_rings=False)
+    last = len(world.slots) - 1
+    world.table._slots = (*world.slots[:last], RefusingSlots(24))
+    number = started(world, 3)
+    before, events = world.state(), len(world.journal.events)
+
+    with pytest.raises(VmmClosed):
+        world.table.release(number)
+
+    assert world.state() == before
+    assert len(world.journal.events) == events
+
+
+class BrokenSlots(PoolSlots):
+    """Fails when slots come back."""
+
+    is_broken = False
+
+    def free(self, slots: Iterable[int]) -> None:
+        """See `PoolSlots.free`."""
+        if self.is_broken:
+            raise OSError(5, "input/output error")
+        super().free(slots)
+
+
+def test_what_was_certified_is_never_certified_again() -> None:
+    """Not even if the slots could not be given back: better lost than named twice."""
+    plan = hybrid_plan()
+    slots = [BrokenSlots(24) for _ in plan.classes]
+    world = World(plan, slots)
+    number = started(world, 3)
+    slots[2].is_broken = True
+    world.table.release(number)
+
+    with pytest.raises(OSError, match="input/output"):
+        world.table.reclaim()
+
+    slots[2].is_broken = False
+    assert world.table.reclaim() == []
+    verify(world.journal.lines)
