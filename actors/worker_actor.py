@@ -44,6 +44,8 @@ from policies.vmm_gate import MemoryPrice, UnitCosts
 _log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+#: What a call of the router raises when it is down, slow, or not named any more.
+_ROUTER_AWAY = (ray.exceptions.RayError, TimeoutError, ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,28 +307,37 @@ class WorkerShell:
             await self._tell_all()
 
     async def _publish(self) -> None:
-        """Send the router what changed since the last time, and more if it asks for it."""
+        """Send the router what changed since the last time, and more if it asks for it.
+
+        No caller's work fails because the router is away: it notices what it missed, and
+        asks for all of it, when it is back.
+        """
         async with self._publishing:
             if deltas := self._worker.take_deltas():
-                await self._follow(await self._ask_router("publish", deltas))
+                try:
+                    await self._follow(await self._ask_router("publish", deltas))
+                except _ROUTER_AWAY as error:
+                    self._note_away(error)
+
+    def _note_away(self, error: Exception) -> None:
+        self._router = None
+        _log.warning("%s: cannot reach the router: %s", self._options.node, error)
 
     async def _beat(self) -> None:
         """Publish and say that the worker is there, for ever."""
         while True:
             await asyncio.sleep(self._options.heartbeat_s)
             await asyncio.to_thread(self._tidy)
+            await self._publish()
             try:
-                await self._publish()
                 async with self._publishing:
                     last_seq = self._worker.snapshot().seq
                     reply = await self._ask_router(
                         "heartbeat", self._options.node, self._incarnation, last_seq
                     )
                     await self._follow(reply)
-            except (ray.exceptions.RayError, TimeoutError, ValueError) as error:
-                # The router is away; what it missed it gets as a snapshot when it is back.
-                self._router = None
-                _log.warning("%s: cannot reach the router: %s", self._options.node, error)
+            except _ROUTER_AWAY as error:
+                self._note_away(error)
 
     def _tidy(self) -> None:
         """Give memory back that was idle for too long; what is refused is tried again."""

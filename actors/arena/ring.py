@@ -181,7 +181,7 @@ class MirrorRing:
         Tokens that were appended before, to the same memory.
     """
 
-    __slots__ = ("_axis", "_half", "_rest", "_rows", "num_tokens")
+    __slots__ = ("_axis", "_dtype", "_half", "_one", "_rows", "num_tokens")
 
     def __init__(self, rows: torch.Tensor, *, axis: int = 0, num_tokens: int = 0) -> None:
         count = rows.shape[axis]
@@ -190,8 +190,9 @@ class MirrorRing:
         self._rows = rows
         self._axis = axis
         self._half = count // 2
-        #: What the shape of one token is, with ``axis`` left out.
-        self._rest = (*rows.shape[:axis], *rows.shape[axis + 1 :])
+        #: Shape and type of one token, for the check that every step makes.
+        self._one = rows.narrow(axis, 0, 1).shape
+        self._dtype = rows.dtype
         #: Tokens ever appended: the boundary.  Only rises; the last R of them are there.
         self.num_tokens = num_tokens
 
@@ -217,16 +218,23 @@ class MirrorRing:
         new
             Of the ring's type and shape, with at most R tokens along its axis.
         """
-        rows, axis, shape = self._rows, self._axis, new.shape
-        count = shape[axis]
-        rest = (*shape[:axis], *shape[axis + 1 :])
-        if rest != self._rest or new.dtype != rows.dtype or count > self._half:
-            raise ValueError(
-                f"need at most {self._half} rows of {self._rest} {rows.dtype}, "
-                f"got {count} of {rest} {new.dtype}"
-            )
-        rows.narrow(axis, self.num_tokens % self._half, count).copy_(new)
+        is_one = new.shape == self._one and new.dtype == self._dtype
+        count = 1 if is_one else self._fitting(new)
+        self._rows.narrow(self._axis, self.num_tokens % self._half, count).copy_(new)
         self.num_tokens += count
+
+    def _fitting(self, new: torch.Tensor) -> int:
+        """How many tokens these are, if they fit."""
+        axis, shape = self._axis, new.shape
+        count = shape[axis] if len(shape) == len(self._one) else -1
+        wanted = (*self._one[:axis], count, *self._one[axis + 1 :])
+        if shape != wanted or new.dtype != self._dtype or count > self._half:
+            one = tuple(self._one)
+            raise ValueError(
+                f"need {one} {self._dtype} with 1 to {self._half} along axis {axis}, "
+                f"got {tuple(shape)} {new.dtype}"
+            )
+        return count
 
     def last(self, count: int) -> torch.Tensor:
         """The last ``count`` tokens, in order, in one piece and without a copy."""

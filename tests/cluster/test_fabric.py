@@ -305,6 +305,8 @@ def test_a_restarted_router_learns_again_from_the_workers(
     router = ray.get_actor(ROUTER, namespace="test")
 
     ray.kill(router, no_restart=False)
+    outcome = fabric.restore(engine, tokens, at="b", force="restore")
+    assert outcome.cache is not None, "a restore waited for the router: " + outcome.explanation
 
     def relearned() -> bool:
         try:

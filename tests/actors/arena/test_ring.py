@@ -256,7 +256,7 @@ def test_what_is_not_there_is_refused() -> None:
         with pytest.raises(ValueError, match="are not among"):
             ring.window(boundary, count)
     for wrong in (torch.ones(5, 2), torch.ones(1, 1), torch.ones(1, 2, dtype=torch.float64)):
-        with pytest.raises(ValueError, match="need at most 4 rows"):
+        with pytest.raises(ValueError, match="with 1 to 4 along axis 0"):
             ring.append(wrong)
     assert ring.num_tokens == 6
     assert not ring.last(4).any()
@@ -277,7 +277,7 @@ def test_heads_may_come_first() -> None:
     assert heads_first.num_tokens == 6
     assert torch.equal(heads_first.last(4), new)
     assert torch.equal(rows[2:6], new[0].transpose(0, 1))
-    with pytest.raises(ValueError, match="need at most 8 rows"):
+    with pytest.raises(ValueError, match="with 1 to 8 along axis 2"):
         heads_first.append(torch.zeros(1, 3, 9, 5))
-    with pytest.raises(ValueError, match="need at most 8 rows"):
+    with pytest.raises(ValueError, match="with 1 to 8 along axis 2"):
         heads_first.append(torch.zeros(1, 2, 4, 5))
