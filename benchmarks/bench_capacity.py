@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from actors.arena.hosting import host, keeping_everything
+from actors.arena.bench.hosting import host, keeping_everything
 from fabric.calibrate import default_corpus
 from fabric.engines.loading import load_model
 from fabric.engines.transformers import TransformersEngine

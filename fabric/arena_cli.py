@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from actors.arena.bench.gate_figures import gate_figures
+from actors.arena.bench.soak import soak
+from actors.arena.bench.window_race import RING, ROLL, race
 from actors.arena.costs import measure
 from actors.arena.driver_host import HostVmmDriver
-from actors.arena.gate_figures import gate_figures
-from actors.arena.soak import soak
-from actors.arena.window_race import RING, ROLL, race
 from codec.errors import BackendUnavailable
 from fabric.output import writable, write_json
 

@@ -1,6 +1,6 @@
 """Check a certificate log: every reuse of memory follows from what the log itself says.
 
-A page table writes down what it does before it does it (`actors.arena.certificates`).  This
+A page table writes down what it does before it does it (`actors.arena.table.certificates`).  This
 reads the log from its first line, keeps plain books of who has which page, and refuses the
 first line that does not follow from those before it.  Above all it refuses the reuse of a
 page that a request, a snapshot, running work, a reader or a registration still has, and the

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from actors.arena.arena import Arena
-from actors.arena.journal import Journal
 from actors.arena.page_region import PageRegion
-from actors.arena.page_table import PageTable
-from actors.arena.pages import PageName
 from actors.arena.ring_region import RingRegion
-from actors.arena.steps import Receipt, Step
+from actors.arena.table.journal import Journal
+from actors.arena.table.page_table import PageTable
+from actors.arena.table.pages import PageName
+from actors.arena.table.steps import Receipt, Step
 from codec.errors import VmmBusy
 from policies.retention.plan import Plan, PlannedClass
 from policies.retention.program import KvShape

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from actors.arena.arena import Arena
-from actors.arena.certificates import CertificateLog
 from actors.arena.driver_host import HostVmmDriver
 from actors.arena.hot_pages import HotPages
 from actors.arena.layout import plan_hot_layout
-from actors.arena.steps import StepItem
+from actors.arena.table.certificates import CertificateLog
+from actors.arena.table.steps import StepItem
 from policies.certificates import verify
 from policies.retention.hf_config import read_config
 from policies.retention.plan import compile_program

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.arena.certificates import describe_classes
+from actors.arena.table.certificates import describe_classes
 from codec.errors import RetentionError
 from policies.certificate_claims import MAX_PAGE_TOKENS, ClassRecord
 from policies.retention.fuzz import draw

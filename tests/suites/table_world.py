@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from actors.arena.certificates import CertificateLog
-from actors.arena.journal import Event
-from actors.arena.page_table import PageTable
-from actors.arena.pages import PageName
-from actors.arena.steps import Receipt, Step, StepItem
+from actors.arena.table.certificates import CertificateLog
+from actors.arena.table.journal import Event
+from actors.arena.table.page_table import PageTable
+from actors.arena.table.pages import PageName
+from actors.arena.table.steps import Receipt, Step, StepItem
 from policies.certificates import verify
 from policies.retention.plan import Plan, PlannedClass, compile_program
 from policies.retention.program import AttentionState, CrossState, Program, RecurrentState

@@ -25,9 +25,9 @@ from actors.arena import syscalls
 from actors.arena.arena import Lease
 from actors.arena.driver import Access, Span
 from actors.arena.driver_host import HostVmmDriver
-from actors.arena.pages import PageName
 from actors.arena.ring_region import RingRegion
-from actors.arena.steps import StepItem
+from actors.arena.table.pages import PageName
+from actors.arena.table.steps import StepItem
 from codec.errors import StaleLeaseError, StaleNameError, VmmBusy, VmmError
 from tests.actors.arena.test_hot_pages import GRANULE, Bench
 from tests.suites.probes import is_readable

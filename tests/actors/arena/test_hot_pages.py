@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.arena.arena import Arena
-from actors.arena.certificates import CertificateLog
 from actors.arena.driver_host import HostVmmDriver
 from actors.arena.hot_pages import HotPages
 from actors.arena.layout import plan_hot_layout
-from actors.arena.steps import StepItem
+from actors.arena.table.certificates import CertificateLog
+from actors.arena.table.steps import StepItem
 from codec.errors import StaleNameError, VmmBusy
 from policies.certificates import verify
 from policies.retention.evaluate import may_read

@@ -59,10 +59,10 @@ from actors.arena.driver_booked import BookedDriver
 from actors.arena.driver_cuda import CudaVmmDriver
 from actors.arena.hot_pages import HotPages
 from actors.arena.layout import RingSpec, plan_hot_layout
-from actors.arena.pages import PageName
 from actors.arena.ring_region import RingRegion
-from actors.arena.steps import Receipt, Step, StepItem
 from actors.arena.syscalls import PAGE_BYTES
+from actors.arena.table.pages import PageName
+from actors.arena.table.steps import Receipt, Step, StepItem
 from codec.errors import (
     ArenaFullError,
     StaleLeaseError,

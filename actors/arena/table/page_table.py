@@ -23,17 +23,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from actors.arena.frontier import ExecutionFrontier
-from actors.arena.heads import Heads, HeadStore
-from actors.arena.journal import Journal
-from actors.arena.page_tree import Work
-from actors.arena.pages import PageBook, PageName, PageState
-from actors.arena.readers import Readers
-from actors.arena.reclaim import Reclaimer
-from actors.arena.requests import Request, Requests, Snapshot
-from actors.arena.slots import SlotSource
-from actors.arena.steps import Certificate, Receipt, Step, StepItem
-from actors.arena.transactions import Transactions
+from actors.arena.table.frontier import ExecutionFrontier
+from actors.arena.table.heads import Heads, HeadStore
+from actors.arena.table.journal import Journal
+from actors.arena.table.page_tree import Work
+from actors.arena.table.pages import PageBook, PageName, PageState
+from actors.arena.table.readers import Readers
+from actors.arena.table.reclaim import Reclaimer
+from actors.arena.table.requests import Request, Requests, Snapshot
+from actors.arena.table.slots import SlotSource
+from actors.arena.table.steps import Certificate, Receipt, Step, StepItem
+from actors.arena.table.transactions import Transactions
 from actors.arena.turns import Turns
 from codec.errors import VmmBusy
 from policies.retention.plan import Plan

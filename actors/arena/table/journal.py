@@ -1,6 +1,6 @@
 """Where a page table's events go, before they happen.
 
-This one goes nowhere; `actors.arena.certificates` writes them to a log that can be checked.
+This one goes nowhere; `actors.arena.table.certificates` writes them to a log that can be checked.
 An event is its name and its fields; those of one call happen together.
 """
 

@@ -8,11 +8,11 @@ from math import isfinite, prod
 
 import pytest
 
-from actors.arena import gate_figures as module
+from actors.arena.bench import gate_figures as module
+from actors.arena.bench.gate_figures import CHEAP, CONTENDERS, DEAR, RIVALS, gate_figures
+from actors.arena.bench.gate_replay import DriverFactory, ReplayResult
 from actors.arena.driver import Driver
 from actors.arena.driver_host import HostVmmDriver
-from actors.arena.gate_figures import CHEAP, CONTENDERS, DEAR, RIVALS, gate_figures
-from actors.arena.gate_replay import DriverFactory, ReplayResult
 from actors.arena.syscalls import PAGE_BYTES
 from policies.vmm_gate import MemoryPrice, UnitCosts
 from policies.vmm_simulate import Policy

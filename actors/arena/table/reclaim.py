@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from actors.arena.frontier import ExecutionFrontier
-from actors.arena.journal import Journal
-from actors.arena.pages import Page, PageBook, PageState
-from actors.arena.slots import SlotSource
-from actors.arena.steps import Certificate
+from actors.arena.table.frontier import ExecutionFrontier
+from actors.arena.table.journal import Journal
+from actors.arena.table.pages import Page, PageBook, PageState
+from actors.arena.table.slots import SlotSource
+from actors.arena.table.steps import Certificate
 from codec.errors import VmmBusy
 from policies.retention.plan import Plan, PlannedClass
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from actors.arena.frontier import MAX_DOMAINS
-from actors.arena.page_table import PageTable
-from actors.arena.pages import PageName
-from actors.arena.steps import Receipt, Step, StepItem
+from actors.arena.table.frontier import MAX_DOMAINS
+from actors.arena.table.page_table import PageTable
+from actors.arena.table.pages import PageName
+from actors.arena.table.steps import Receipt, Step, StepItem
 from codec.errors import (
     ArenaFullError,
     CertificateError,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.arena.certificates import CertificateLog
+from actors.arena.bench.soak import CHECK_EVERY, soak
 from actors.arena.driver import Physical
 from actors.arena.driver_host import HostVmmDriver
-from actors.arena.soak import CHECK_EVERY, soak
+from actors.arena.table.certificates import CertificateLog
 from policies.certificates import verify
 
 GRANULE = 65536

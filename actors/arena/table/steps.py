@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.arena.pages import PageName
+from actors.arena.table.pages import PageName
 from policies.retention.ir import MAX_POSITION
 
 

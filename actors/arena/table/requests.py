@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.arena.heads import Heads
-from actors.arena.steps import Receipt, Step, StepItem
+from actors.arena.table.heads import Heads
+from actors.arena.table.steps import Receipt, Step, StepItem
 from codec.errors import QuarantinedError, StaleNameError, VmmBusy
 
 

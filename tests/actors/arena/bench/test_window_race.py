@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 
-from actors.arena.window_race import RING, ROLL, Append, race, roll_append
+from actors.arena.bench.window_race import RING, ROLL, Append, race, roll_append
 
 WINDOW = 40
 

@@ -18,9 +18,9 @@ from typing import TypeVar
 from actors.arena.arena import Arena, Lease
 from actors.arena.driver import Driver
 from actors.arena.hot_pages import HotPages
-from actors.arena.journal import Journal
 from actors.arena.layout import plan_hot_layout
-from actors.arena.steps import StepItem
+from actors.arena.table.journal import Journal
+from actors.arena.table.steps import StepItem
 from codec.errors import ArenaFullError
 from policies.retention.plan import Plan, compile_program
 from policies.retention.program import AttentionState, Program, RecurrentState

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
 from uuid import uuid4
 
-from actors.arena.journal import Event, Journal
+from actors.arena.table.journal import Event, Journal
 from codec.errors import CertificateError
 from policies.retention.claims import Claim, Forever, Unread
 from policies.retention.digest import plan_digest

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.arena.pages import PageName
-from actors.arena.steps import Receipt
+from actors.arena.table.pages import PageName
+from actors.arena.table.steps import Receipt
 from codec.errors import ArenaFullError, QuarantinedError, ReceiptError, VmmBusy
 from tests.suites.quiet import QUIET_STATEFUL
 from tests.suites.table_world import SPOILED, World

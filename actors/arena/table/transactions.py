@@ -1,6 +1,6 @@
 """Steps of requests, in batches: prepared, committed or aborted, and completed.
 
-`actors.arena.page_table` tells how these work together, and lets threads take turns.
+`actors.arena.table.page_table` tells how these work together, and lets threads take turns.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from actors.arena.frontier import ExecutionFrontier
-from actors.arena.heads import Heads, HeadStore
-from actors.arena.journal import Journal
-from actors.arena.pages import PageBook, PageName, PageState
-from actors.arena.planning import demands, reserve_all
-from actors.arena.reclaim import Reclaimer
-from actors.arena.requests import Request, Requests
-from actors.arena.slots import SlotSource
-from actors.arena.steps import Receipt, Step, StepItem, StepPage, need_complete, wrongs
+from actors.arena.table.frontier import ExecutionFrontier
+from actors.arena.table.heads import Heads, HeadStore
+from actors.arena.table.journal import Journal
+from actors.arena.table.pages import PageBook, PageName, PageState
+from actors.arena.table.planning import demands, reserve_all
+from actors.arena.table.reclaim import Reclaimer
+from actors.arena.table.requests import Request, Requests
+from actors.arena.table.slots import SlotSource
+from actors.arena.table.steps import Receipt, Step, StepItem, StepPage, need_complete, wrongs
 from codec.errors import ReceiptError, StaleNameError
 from policies.retention.plan import Plan
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.arena.bench.gate_replay import replay
 from actors.arena.driver import Driver
 from actors.arena.driver_host import HostVmmDriver
-from actors.arena.gate_replay import replay
 from actors.arena.syscalls import PAGE_BYTES
 from codec.errors import VmmDriverError
 from policies.vmm_gate import MemoryPrice, UnitCosts

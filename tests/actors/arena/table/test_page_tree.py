@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from actors.arena.page_tree import FANOUT, Forest, Leaf, Node, Root
+from actors.arena.table.page_tree import FANOUT, Forest, Leaf, Node, Root
 from tests.suites.quiet import QUIET, QUIET_STATEFUL
 
 ORDINALS = st.one_of(st.integers(0, 40), st.integers(0, 5000))

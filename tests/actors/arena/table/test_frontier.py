@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.arena.frontier import ExecutionFrontier
+from actors.arena.table.frontier import ExecutionFrontier
 from codec.errors import StaleNameError
 from tests.suites.quiet import QUIET
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.arena.journal import Journal
-from actors.arena.pages import Page, PageBook, PageName, PageState
-from actors.arena.reclaim import Reclaimer
+from actors.arena.table.journal import Journal
+from actors.arena.table.pages import Page, PageBook, PageName, PageState
+from actors.arena.table.reclaim import Reclaimer
 from codec.errors import StaleNameError, VmmBusy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.arena.hosting import host, keeping_everything
+from actors.arena.bench.hosting import host, keeping_everything
 from policies.retention.program import AttentionState, KvShape, Program
 from policies.retention.text import parse_relation
 
@@ -71,7 +71,7 @@ def store_nothing(*_: object) -> None:
 def test_tokens_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison is one."""
     keys, values = tokens(16)
-    monkeypatch.setattr("actors.arena.hosting.HotPages.store", store_nothing)
+    monkeypatch.setattr("actors.arena.bench.hosting.HotPages.store", store_nothing)
 
     with pytest.raises(AssertionError):
         host(hybrid(), keys, values, num_requests=1, step_tokens=8, extent_bytes=EXTENT)

@@ -16,7 +16,7 @@ from actors.arena.arena import Arena
 from actors.arena.driver_host import HostVmmDriver
 from actors.arena.hot_pages import HotPages
 from actors.arena.layout import plan_hot_layout
-from actors.arena.steps import StepItem
+from actors.arena.table.steps import StepItem
 from policies.retention.plan import Plan, compile_program
 from policies.retention.program import AttentionState, Program
 from policies.retention.text import parse_relation

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from actors.arena.page_tree import Leaf
+from actors.arena.table.page_tree import Leaf
 from codec.errors import StaleNameError
 
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.arena.certificates import CertificateLog, describe_classes
-from actors.arena.journal import Journal
+from actors.arena.table.certificates import CertificateLog, describe_classes
+from actors.arena.table.journal import Journal
 from codec.errors import CertificateError
 from policies.certificates import verify
 from policies.retention.digest import plan_digest

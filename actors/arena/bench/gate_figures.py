@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
+from actors.arena.bench.gate_replay import DriverFactory, ReplayResult, replay
 from actors.arena.costs import measure
 from actors.arena.driver_host import HostVmmDriver
-from actors.arena.gate_replay import DriverFactory, ReplayResult, replay
 from policies.vmm_gate import MemoryPrice, UnitCosts, release_after_s
 from policies.vmm_simulate import Policy, simulate
 from policies.vmm_workloads import Trace, standard_traces

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from actors.arena.pages import Page
-from actors.arena.slots import SlotSource
+from actors.arena.table.pages import Page
+from actors.arena.table.slots import SlotSource
 from policies.retention.plan import PlannedClass
 from policies.retention.steps import StepShape, step_shape
 

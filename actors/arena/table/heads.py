@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from actors.arena.page_tree import Forest, Root, Work
-from actors.arena.pages import Page, PageName
+from actors.arena.table.page_tree import Forest, Root, Work
+from actors.arena.table.pages import Page, PageName
 
 Heads: TypeAlias = tuple[Root, ...]
 

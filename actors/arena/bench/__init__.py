@@ -1,0 +1,1 @@
+"""What `kvfabric bench arena` and the benchmarks run."""
