@@ -56,11 +56,33 @@ def start_actors(
 ) -> None:
     """Start the router and a worker per name; those that run already are kept.
 
-    Returns when every worker serves and has joined the router.
+    Returns when every worker serves and has joined the router.  If one does not come up, what
+    was started here is ended again.
     """
     placing = nodes if isinstance(nodes, Mapping) else {node: {} for node in nodes}
+    before = set(_actor_names(config))
+    with contextlib.ExitStack() as undo:
+        undo.callback(lambda: _end([n for n in _actor_names(config) if n not in before], config))
+        _start(config, placing, dict(environment))
+        undo.pop_all()
+
+
+def stop_actors(config: FabricConfig) -> int:
+    """End every actor of the fabric on the current Ray; how many there were."""
+    names = _actor_names(config)
+    _end(names, config)
+    return len(names)
+
+
+def num_fabrics() -> int:
+    """Fabrics that run on the current Ray, by their routers."""
+    entries = ray.util.list_named_actors(all_namespaces=True)
+    return sum(entry["name"] == ROUTER for entry in entries)
+
+
+def _start(config: FabricConfig, placing: Placing, environment: dict[str, str]) -> None:
     common = _ACTOR_OPTIONS | {"namespace": config.ray_namespace, "get_if_exists": True}
-    runtime_env = {"env_vars": dict(environment)}
+    runtime_env = {"env_vars": environment}
     router: Any = RouterActor.options(**common, name=ROUTER).remote(
         tokens_per_chunk=config.tokens_per_chunk,
         lost_after_s=config.lost_after_s,
@@ -76,13 +98,16 @@ def start_actors(
     ray.get([worker.start.remote() for worker in workers], timeout=4 * config.deadline_s)
 
 
-def stop_actors(config: FabricConfig) -> int:
-    """End every actor of the fabric on the current Ray; how many there were."""
-    names = [
+def _actor_names(config: FabricConfig) -> list[str]:
+    """Of the fabric's actors that run on the current Ray."""
+    return [
         entry["name"]
         for entry in ray.util.list_named_actors(all_namespaces=True)
         if entry["namespace"] == config.ray_namespace and is_fabric_actor(entry["name"])
     ]
+
+
+def _end(names: Sequence[str], config: FabricConfig) -> None:
     for name in sorted(names, reverse=True):  # workers first: they talk to the router
         with contextlib.suppress(ValueError):
             actor = ray.get_actor(name, namespace=config.ray_namespace)
@@ -90,13 +115,6 @@ def stop_actors(config: FabricConfig) -> int:
                 with contextlib.suppress(ray.exceptions.RayError):
                     ray.get(actor.stop.remote(), timeout=config.deadline_s)
             ray.kill(actor, no_restart=True)
-    return len(names)
-
-
-def num_fabrics() -> int:
-    """Fabrics that run on the current Ray, by their routers."""
-    entries = ray.util.list_named_actors(all_namespaces=True)
-    return sum(entry["name"] == ROUTER for entry in entries)
 
 
 def _worker_options(config: FabricConfig, node: str) -> WorkerOptions:

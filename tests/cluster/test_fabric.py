@@ -297,6 +297,17 @@ def test_a_killed_source_ends_in_a_recompute_and_comes_back_empty(
     assert fabric.restore(engine, tokens, at="b", force="restore").cache is not None
 
 
+def test_a_fabric_that_does_not_come_up_leaves_nothing(local_ray: None) -> None:
+    """Its router would answer, and the next start would find half a fabric."""
+    config = FabricConfig(ray_namespace="broken", arena_bytes=1 << 62, extent_bytes=2 << 20)
+
+    with pytest.raises(ray.exceptions.RayError):
+        Fabric.start(config, ["x"], environment=LOCAL_ENVIRONMENT)
+
+    named = ray.util.list_named_actors(all_namespaces=True)
+    assert [entry for entry in named if entry["namespace"] == "broken"] == []
+
+
 def test_a_restarted_router_learns_again_from_the_workers(
     fabric: Fabric, engine: TransformersEngine
 ) -> None:

@@ -97,10 +97,10 @@ class Forest:
             found = found.children[ordinal >> found.height * FANOUT_BITS & FANOUT - 1]
         return found
 
-    def items(self, root: Root, start: int = 0) -> Iterator[tuple[int, Leaf]]:
-        """Ordinals from ``start`` on and their leaves, rising."""
+    def items(self, root: Root) -> Iterator[tuple[int, Leaf]]:
+        """Ordinals and their leaves, rising."""
         if root is not None:
-            yield from _walk(root, 0, start)
+            yield from _walk(root, 0)
 
     def _updated(
         self, children: Sequence[Leaf | None], height: int, changes: Mapping[int, Leaf | None]
@@ -150,13 +150,11 @@ class Forest:
                     self._lower(child, gone)
 
 
-def _walk(node: Node, base: int, start: int) -> Iterator[tuple[int, Leaf]]:
+def _walk(node: Node, base: int) -> Iterator[tuple[int, Leaf]]:
     shift = node.height * FANOUT_BITS
     for place, child in enumerate(node.children):
         first = base + (place << shift)
-        if child is None or first + (1 << shift) <= start:
-            continue
         if isinstance(child, Node):
-            yield from _walk(child, first, start)
-        else:
+            yield from _walk(child, first)
+        elif child is not None:
             yield first, child
