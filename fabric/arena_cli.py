@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import time
 from pathlib import Path
 
@@ -17,9 +19,15 @@ from actors.arena.costs import measure
 from actors.arena.driver_host import HostVmmDriver
 from codec.errors import BackendUnavailable
 from fabric.output import writable, write_json
+from policies.vmm_gate import MemoryPrice
+from policies.vmm_simulate import compare, describe
 
 WINDOWS = (512, 1024, 4096)
+GATE_EXTENT_BYTES = 256 << 10
 SOAK_GRANULE_BYTES = 64 << 10
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of the GNU C library's mallopt."""
+
 SOAK_OPS, QUICK_SOAK_OPS = 200_000, 5_000
 ROUNDS, QUICK_ROUNDS = (31, 200), (9, 50)
 """Rounds of a race, and appends of each contender in each."""
@@ -37,11 +45,15 @@ def arena(*, quick: bool, seed: int, path: Path | None) -> None:
     """Race window appends, run idle-memory policies, and use an arena for a long time."""
     torch.set_num_threads(1)
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        figures = unit_costs() | windows(bar, quick=quick)
+        figures = unit_costs() | windows(bar, "", quick=quick)
+        keep_freed_blocks()
+        figures |= windows(bar, "kept_", quick=quick)
         task = bar.add_task("policies for idle memory", total=None)
         figures |= gate_figures(quick, seed)
+        simulated = simulated_policies(seed)
         bar.remove_task(task)
         figures |= soaked(bar, num_ops=QUICK_SOAK_OPS if quick else SOAK_OPS, seed=seed)
+    click.echo(simulated, err=True)
     click.echo(write_json(path, {"figures": figures}))
 
 
@@ -59,8 +71,26 @@ def unit_costs() -> dict[str, float]:
     }
 
 
-def windows(bar: Progress, *, quick: bool) -> dict[str, float]:
+def keep_freed_blocks() -> None:
+    """Have the C library keep large blocks that are freed, as it comes to do by itself.
+
+    In a process that has just started, each tensor of a megabyte or more is a fresh mapping,
+    and most of what a copy costs is page faults.  Other C libraries do not know the options.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
+def windows(bar: Progress, prefix: str, *, quick: bool) -> dict[str, float]:
     """Appends to windows of several sizes; speed-ups are over Transformers' sliding layer.
+
+    Parameters
+    ----------
+    prefix
+        Of the figures: empty for a process that has just started, ``kept_`` for one whose
+        freed blocks are kept.
 
     Raises
     ------
@@ -81,12 +111,25 @@ def windows(bar: Progress, *, quick: bool) -> dict[str, float]:
             steps_per_round=steps_per_round,
         )
         figures |= {
-            f"window_append_speedup_w{window}": found[f"{DYNAMIC}.over_ring"],
-            f"window_append_vs_static_w{window}": found[f"{STATIC}.over_ring"],
-            f"window_append_vs_roll_w{window}": found[f"{ROLL}.over_ring"],
-            f"window_append_ring_us_w{window}": found[f"{RING}.us"],
+            f"{prefix}window_append_speedup_w{window}": found[f"{DYNAMIC}.over_ring"],
+            f"{prefix}window_append_vs_static_w{window}": found[f"{STATIC}.over_ring"],
+            f"{prefix}window_append_vs_roll_w{window}": found[f"{ROLL}.over_ring"],
+            f"{prefix}window_append_ring_us_w{window}": found[f"{RING}.us"],
         }
     return figures
+
+
+def simulated_policies(seed: int) -> str:
+    """Which policy for idle memory would win by unit costs alone, at four prices.
+
+    The last workload is made against the gate: memory is wanted again just when it was given
+    back.
+    """
+    driver = HostVmmDriver(GATE_EXTENT_BYTES, GATE_EXTENT_BYTES)
+    costs = measure(driver, GATE_EXTENT_BYTES)
+    driver.close()
+    prices = map(MemoryPrice, (0.0, 2e-5, 4e-4, 4e-3))
+    return costs.describe() + "\n" + describe(compare(costs, prices, seed=seed))
 
 
 def soaked(bar: Progress, *, num_ops: int, seed: int) -> dict[str, float]:

@@ -27,7 +27,7 @@ from policies.certificates import Report, verify
 def verify_certificates(*, file: Path, path: Path | None) -> None:
     """Check that every reuse of memory in a certificate log follows from the log.
 
-    Exit code 1 if one does not, with the first line that is wrong; 2 if there is no such file.
+    Exit code 1 if one does not, with the first line that is wrong; 2 if it cannot be read.
     """
     try:
         with file.open("rb") as source, _bar() as bar:

@@ -2,8 +2,8 @@
 
 An extent is *bare* (addresses only) or *mapped*; a mapped one that nobody uses is
 *idle*.  To back a bare extent, memory is taken from a handle that is mapped nowhere, or
-is moved from the extent that fell idle last (a few calls, an order of magnitude cheaper
-than committing anew), or is committed.  Which part of the range needs it makes no
+is moved from the extent that fell idle last (a few calls, some times cheaper than
+committing anew), or is committed.  Which part of the range needs it makes no
 difference.  Death unmaps nothing; only `trim` and `release_idle` give memory back.
 
 An extent may have a *mirror*: a second place in the range that shows the same memory.

@@ -1,4 +1,4 @@
-"""When an arena gives idle memory back: once holding it has cost as much as taking it anew."""
+"""When an arena gives idle memory back: once holding it has cost what giving it back does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Keeper:
     def __init__(self, arena: Arena, costs: UnitCosts, price: MemoryPrice) -> None:
         self._arena = arena
         self.costs = costs
-        self.hold_s = release_after_s(costs, price)
+        # What is still there when memory is needed elsewhere must be moved at least.
+        self.hold_s = release_after_s(costs, price, reuse_us=costs.steal_us)
         """How long memory may be idle; infinite for always."""
 
     def tidy(self) -> int:

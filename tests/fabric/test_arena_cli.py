@@ -14,6 +14,7 @@ from fabric.cli import main
 PROMISED = {
     "window_append_speedup_w1024",
     "window_append_speedup_w4096",
+    "kept_window_append_speedup_w1024",
     "gate_vs_eager",
     "gate_vs_lazy",
     "ops_per_s",
@@ -36,6 +37,7 @@ def test_the_figures_are_printed_and_written(
     monkeypatch.setattr(arena_cli, "QUICK_SOAK_OPS", 50)
     monkeypatch.setattr(arena_cli, "QUICK_ROUNDS", (1, 1))
     monkeypatch.setattr(arena_cli, "gate_figures", some_figures)
+    monkeypatch.setattr(arena_cli, "keep_freed_blocks", lambda: threads.append(0))
     path = tmp_path / "figures.json"
 
     result = CliRunner().invoke(
@@ -49,4 +51,6 @@ def test_the_figures_are_printed_and_written(
     assert (figures["gate_was_quick"], figures["seed"]) == (True, 3)
     assert all(figures[f"host_{verb}_us"] > 0 for verb in ("create", "map", "unmap", "release"))
     assert json.loads(result.stdout)["figures"] == figures
-    assert threads == [1]
+    assert threads == [1, 0]
+    assert "spiteful" in result.stderr
+    assert "winner" in result.stderr
