@@ -313,7 +313,7 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
         yield on_progress
 
 
-_MEGABYTES = ("stored", "reserved", "committed", "heap", "hot", "quarantined", "peak")
+_MEMORY = ("reserved", "committed", "heap", "hot", "quarantined", "peak")
 
 
 def _print_status(fabric: Fabric, *, as_json: bool) -> None:
@@ -335,19 +335,28 @@ def _print_status(fabric: Fabric, *, as_json: bool) -> None:
         }
         click.echo(json.dumps(answer, indent=2))
         return
-    table = Table(title=f"fabric {fabric.config.ray_namespace}: {', '.join(models) or 'no model'}")
-    for column in ("worker", "components", *_MEGABYTES, "faults", "UCX"):
-        table.add_column(column, justify="left" if column in ("worker", "UCX") else "right")
+    title = f"fabric {fabric.config.ray_namespace}: {', '.join(models) or 'no model'}"
+    held = _table(title, "worker", "components", "stored MB", "faults", "UCX")
+    memory = _table("memory, MB", "worker", *_MEMORY)
     for node, stat in stats.items():
-        table.add_row(
-            node,
-            str(stat.num_components),
-            *(f"{getattr(stat, f'{name}_bytes') / 1e6:.1f}" for name in _MEGABYTES),
-            str(stat.rejected_corrupt + stat.quarantined),
-            ",".join(workers[node].transports),
-        )
-    table.caption = "bytes in MB"
-    Console().print(table)
+        faults = stat.rejected_corrupt + stat.quarantined
+        stored = f"{stat.stored_bytes / 1e6:.1f}"
+        transports = ",".join(workers[node].transports)
+        held.add_row(node, str(stat.num_components), stored, str(faults), transports)
+        sizes = (getattr(stat, f"{name}_bytes") / 1e6 for name in _MEMORY)
+        memory.add_row(node, *(f"{size:.1f}" for size in sizes))
+    console = Console()
+    console.print(held)
+    console.print(memory)
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table of workers, whose names are folded rather than cut."""
+    table = Table(title=title)
+    for column in columns:
+        is_text = column in ("worker", "UCX")
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    return table
 
 
 def _say(text: str) -> None:

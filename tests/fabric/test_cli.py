@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
 
+from actors.worker import WorkerStat
 from codec.errors import ConfigError
 from fabric import cli, local_ray
 from fabric.cli import main
+from fabric.config import FabricConfig
+from policies.vmm_gate import UnitCosts
 
 
 def run(*arguments: str) -> Result:
@@ -159,3 +165,61 @@ def test_a_plan_of_nothing_is_an_error(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert "absent.json" in result.output.replace("\n", "")
+
+
+def a_fabric(node: str) -> SimpleNamespace:
+    """What `status` asks of a fabric, with one worker at work."""
+    counters = dict.fromkeys((field.name for field in fields(WorkerStat)), 0)
+    held = {
+        "node": node,
+        "stored_bytes": 12_300_000,
+        "reserved_bytes": 1 << 30,
+        "committed_bytes": 16_800_000,
+        "quarantined_bytes": 2_500_000,
+        "peak_bytes": 20_900_000,
+    }
+    costs = UnitCosts(
+        kind="host",
+        extent_bytes=4096,
+        create_us=5,
+        release_us=4,
+        map_us=3,
+        unmap_us=2,
+        access_us=1,
+    )
+    client = SimpleNamespace(
+        refresh=lambda: None,
+        workers=lambda: {node: SimpleNamespace(transports=("self", "tcp"))},
+        models=lambda: ["tiny"],
+    )
+    return SimpleNamespace(
+        client=client,
+        config=FabricConfig(),
+        stats=lambda: {node: WorkerStat(**counters | held)},
+        unit_costs=lambda: {node: costs},
+    )
+
+
+def test_status_can_be_read_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every name and every number whole, in 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    cli._print_status(a_fabric("gpu-host-17.rack4.gpu0"), as_json=False)
+
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    for word in ("gpu-host-17.rack4.gpu0", "12.3", "1073.7", "16.8", "2.5", "20.9", "self,tcp"):
+        assert word in shown
+    for column in ("reserved", "committed", "heap", "hot", "quarantined", "peak"):
+        assert column in shown
+
+
+def test_status_as_json_has_what_the_memory_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The evidence for when idle memory is given back."""
+    cli._print_status(a_fabric("a"), as_json=True)
+
+    worker = json.loads(capsys.readouterr().out)["workers"]["a"]
+    assert worker["unit_costs"]["create_us"] == 5
+    assert worker["peak_bytes"] == 20_900_000
