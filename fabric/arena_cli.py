@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from actors.arena.bench.gate_figures import gate_figures
 from actors.arena.bench.soak import soak
-from actors.arena.bench.window_race import RING, ROLL, race
+from actors.arena.bench.window_race import RING, ROLL, hot_window_us, race
 from actors.arena.costs import measure
 from actors.arena.driver_host import HostVmmDriver
 from codec.errors import BackendUnavailable
@@ -48,6 +48,7 @@ def arena(*, quick: bool, seed: int, path: Path | None) -> None:
         figures = unit_costs() | windows(bar, "", quick=quick)
         keep_freed_blocks()
         figures |= windows(bar, "kept_", quick=quick)
+        figures["hot_window_us_w1024"] = hot_window_us(1024, num_windows=200)
         task = bar.add_task("policies for idle memory", total=None)
         figures |= gate_figures(quick, seed)
         simulated = simulated_policies(seed)

@@ -191,9 +191,8 @@ class HotPages:
     def _unpinned_with_it(self, names: Iterable[PageName]) -> _Pin:
         """Something that unpins pages, pinned already, when it is gone."""
         owner = _Pin()
-        for name in names:
-            finalizer = weakref.finalize(owner, self.table.unpin_soon, name)
-            finalizer.atexit = False
+        finalizer = weakref.finalize(owner, self.table.unpin_soon, *names)
+        finalizer.atexit = False
         return owner
 
 

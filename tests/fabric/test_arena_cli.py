@@ -15,6 +15,7 @@ PROMISED = {
     "window_append_speedup_w1024",
     "window_append_speedup_w4096",
     "kept_window_append_speedup_w1024",
+    "hot_window_us_w1024",
     "gate_vs_eager",
     "gate_vs_lazy",
     "ops_per_s",

@@ -15,8 +15,10 @@ import torch
 
 from actors.arena.arena import Arena
 from actors.arena.driver_host import HostVmmDriver
+from actors.arena.hot_pages import HotPages
 from actors.arena.layout import RingSpec, plan_hot_layout
 from actors.arena.ring_region import RingRegion
+from actors.arena.table.steps import StepItem
 from policies.retention.plan import Plan, compile_program
 from policies.retention.program import AttentionState, KvShape, Program
 from policies.retention.text import parse_relation
@@ -71,6 +73,33 @@ def ring_append(window_tokens: int) -> Append:
         return keys.last(count), values.last(count)
 
     return append
+
+
+def hot_window_us(
+    window_tokens: int, *, num_windows: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Median microseconds of `HotPages.window` over a full window, and of letting it go."""
+    plan = window_plan(window_tokens)
+    layout = plan_hot_layout(
+        plan, extent_bytes=2 << 20, num_requests=1, context_tokens=window_tokens, spare_rings=0
+    )
+    driver = HostVmmDriver(sum(row.full_bytes for row in layout.table()) + (4 << 20))
+    arena = Arena(driver, capacity_bytes=2 << 20, extent_bytes=2 << 20, hot=layout)
+    hot = HotPages(arena, plan)
+    request = hot.table.open()
+    for before in range(window_tokens):
+        item = StepItem(request=request, before=before, after=before + 1)
+        (seq,) = hot.table.commit(map(hot.carry_out, hot.table.prepare([item])), "stream")
+        hot.table.complete({"stream": [seq]})
+    spent = []
+    for _ in range(num_windows):
+        start_s = clock()
+        hot.window(request, 0, 0, window_tokens - 1)
+        spent.append((clock() - start_s) * 1e6)
+    hot.table.release(request)
+    arena.close()
+    driver.close()
+    return median(spent)
 
 
 def roll_append(window_tokens: int) -> Append:

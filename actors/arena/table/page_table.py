@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from actors.arena.table.frontier import ExecutionFrontier
@@ -208,9 +207,9 @@ class PageTable:
         with self._turns.entered():
             self._readers.unpin(name)
 
-    def unpin_soon(self, name: PageName) -> None:
-        """Undo one `pin` from a finaliser: without waiting for anybody."""
-        self._turns.do_soon(lambda: self._readers.unpin(name))
+    def unpin_soon(self, *names: PageName) -> None:
+        """Undo one `pin` of each from a finaliser: without waiting for anybody."""
+        self._turns.do_soon(lambda: self._readers.unpin(*names))
 
     def register(self, name: PageName) -> None:
         """See `Readers.register`."""
@@ -285,10 +284,8 @@ class PageTable:
         with self._turns.entered():
             return self._store.names(self._requests.request(request).heads, class_index)
 
-    def pin_pages(
-        self, request: int, class_index: int, start: int = 0
-    ) -> tuple[int, dict[int, PageName]]:
-        """A request's boundary, and its pages of one class from ordinal ``start`` on, pinned.
+    def pin_pages(self, request: int, class_index: int) -> tuple[int, dict[int, PageName]]:
+        """A request's boundary, and its pages of one class by ordinal, pinned.
 
         All in one turn, so that they belong together.
 
@@ -302,13 +299,8 @@ class PageTable:
         with self._turns.entered():
             found = self._requests.request(request)
             names = self._store.names(found.heads, class_index)
-            wanted = {ordinal: name for ordinal, name in names.items() if ordinal >= start}
-            with ExitStack() as undo:
-                for name in wanted.values():
-                    self._readers.pin(name)
-                    undo.callback(self._readers.unpin, name)
-                undo.pop_all()
-            return found.boundary, wanted
+            self._readers.pin(*names.values())
+            return found.boundary, names
 
     def kept_pages(self, snapshot: int, class_index: int) -> dict[int, PageName]:
         """A snapshot's pages of one class, by rising ordinal.

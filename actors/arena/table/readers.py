@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from actors.arena.table.journal import Journal
 from actors.arena.table.pages import Page, PageBook, PageName, PageState
 from actors.arena.table.reclaim import Reclaimer
@@ -16,36 +19,41 @@ class Readers:
         self._reclaimer = reclaimer
         self._journal = journal
 
-    def pin(self, name: PageName) -> None:
-        """Keep a page as it is for a reader.
+    def pin(self, *names: PageName) -> None:
+        """Keep pages as they are for a reader: all of them, or none more than before.
 
         Raises
         ------
         StaleNameError
-            If it is not live.
+            If one is not live.
         VmmBusy
-            If a prepared step will write into it, which a reader must not see.
+            If a prepared step will write into one, which a reader must not see.
         """
-        page = self._live_page(name)
-        if page.written_by is not None:
-            raise VmmBusy(f"page {page.name}", f"prepared step {page.written_by} writes into it")
-        self._journal.write([("pin", {"page": list(name)})])
-        page.num_pins += 1
+        pages = [self._live_page(name) for name in names]
+        for page in pages:
+            if page.written_by is not None:
+                why = f"prepared step {page.written_by} writes into it"
+                raise VmmBusy(f"page {page.name}", why)
+        self._note("pin", names)
+        for page in pages:
+            page.num_pins += 1
 
-    def unpin(self, name: PageName) -> None:
-        """Undo one `pin`.
+    def unpin(self, *names: PageName) -> None:
+        """Undo one `pin` of each.
 
         Raises
         ------
         StaleNameError
-            If the page has no pin.
+            If one has no pin; nothing has changed then.
         """
-        page = self._book.find(name)
-        if not page.num_pins:
-            raise StaleNameError("page", str(name), "has no pin")
-        self._journal.write([("unpin", {"page": list(name)})])
-        page.num_pins -= 1
-        self._reclaimer.notice(page)
+        pages = [self._book.find(name) for name in names]
+        for page, times in Counter(pages).items():
+            if page.num_pins < times:
+                raise StaleNameError("page", str(page.name), "has no pin")
+        self._note("unpin", names)
+        for page in pages:
+            page.num_pins -= 1
+            self._reclaimer.notice(page)
 
     def register(self, name: PageName) -> None:
         """Take note that a network or a device knows the page's addresses.
@@ -56,7 +64,7 @@ class Readers:
             If it is not live.
         """
         page = self._live_page(name)
-        self._journal.write([("register", {"page": list(name)})])
+        self._note("register", [name])
         page.num_registrations += 1
 
     def unregister(self, name: PageName) -> None:
@@ -70,9 +78,12 @@ class Readers:
         page = self._book.find(name)
         if not page.num_registrations:
             raise StaleNameError("page", str(name), "has no registration")
-        self._journal.write([("unregister", {"page": list(name)})])
+        self._note("unregister", [name])
         page.num_registrations -= 1
         self._reclaimer.notice(page)
+
+    def _note(self, event: str, names: Iterable[PageName]) -> None:
+        self._journal.write((event, {"page": list(name)}) for name in names)
 
     def _live_page(self, name: PageName) -> Page:
         page = self._book.find(name)

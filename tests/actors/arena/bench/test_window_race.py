@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 
-from actors.arena.bench.window_race import RING, ROLL, Append, race, roll_append
+from actors.arena.bench.window_race import RING, ROLL, Append, hot_window_us, race, roll_append
 
 WINDOW = 40
 
@@ -38,3 +38,10 @@ def test_who_has_other_tokens_does_not_take_part() -> None:
     """A fast wrong window is no result."""
     with pytest.raises(AssertionError, match="late"):
         race(WINDOW, {"late": late_append}, num_rounds=1, steps_per_round=1)
+
+
+def test_a_pinned_window_is_timed_by_itself() -> None:
+    """Two ticks of the clock each, and everything is given back."""
+    ticks = count()
+
+    assert hot_window_us(WINDOW, num_windows=3, clock=lambda: float(next(ticks))) == 1e6

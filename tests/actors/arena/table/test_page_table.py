@@ -575,8 +575,8 @@ def test_nobody_reads_a_page_that_is_about_to_be_written(world: World) -> None:
     world.table.unpin(names[0])
     world.commit([step])
 
-    boundary, pinned = world.table.pin_pages(number, 0, start=1)
-    assert (boundary, pinned) == (7, {1: names[1]})
+    boundary, pinned = world.table.pin_pages(number, 0)
+    assert (boundary, pinned) == (7, names)
     for name in pinned.values():
         world.table.unpin(name)
     with pytest.raises(StaleNameError, match="has no pin"):
@@ -664,3 +664,30 @@ def test_what_was_certified_is_never_certified_again() -> None:
     slots[2].is_broken = False
     assert world.table.reclaim() == []
     verify(world.journal.lines)
+
+
+def test_pages_are_pinned_together_or_not_at_all(world: World) -> None:
+    """Also where the record of it fails: a page pinned by nobody would stay for ever."""
+    number = started(world, 12)
+    world.journal.is_full = True
+
+    with pytest.raises(CertificateError):
+        world.table.pin_pages(number, 0)
+
+    world.journal.is_full = False
+    for name in world.table.pages(number, 0).values():
+        with pytest.raises(StaleNameError, match="has no pin"):
+            world.table.unpin(name)
+
+
+def test_as_many_pins_are_undone_as_there_are(world: World) -> None:
+    """A name given twice counts twice, and what is refused changes nothing."""
+    number = started(world, 3)
+    name = world.table.pages(number, 0)[0]
+    world.table.pin(name)
+
+    world.table.unpin_soon(name, name)
+    world.table.unpin(name)
+
+    with pytest.raises(StaleNameError, match="has no pin"):
+        world.table.unpin(name)
