@@ -20,7 +20,7 @@ class CodecSet:
     """One way to store a model: a codec for each of its stages."""
 
     name: str
-    """``kvtc`` or ``raw``."""
+    """``entropy``, ``kvtc`` or ``raw``."""
 
     codecs: tuple[CodecId, ...]
 

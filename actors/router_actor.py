@@ -11,10 +11,10 @@ from typing import Any
 
 import ray
 
+from actors.codecs import CodecOffer
 from actors.priors import cold_latency_model
 from actors.profile import ModelProfile
 from actors.router import PublishResult, Router, WorkerInfo
-from codec.codec import Codec
 from codec.identity import CodecId, ComponentKey
 from policies.residency.changes import Feed, Outcome
 from policies.residency.events import Delta, Snapshot
@@ -45,7 +45,7 @@ class ModelCodecs:
 
     profile: ModelProfile
     codecs: tuple[Any, ...]
-    """Ray object references of `codec.codec.Codec`, owned by the router."""
+    """Ray object references of `actors.codecs.CodecOffer`, owned by the router."""
 
 
 class RouterShell:
@@ -103,10 +103,10 @@ class RouterShell:
         """See `Router.report_stale_hit`."""
         return self._router.report_stale_hit(node, incarnation, component, codec)
 
-    async def add_model(self, profile: ModelProfile, codecs: Sequence[Codec]) -> None:
+    async def add_model(self, profile: ModelProfile, offers: Sequence[CodecOffer]) -> None:
         """Register a model, in place of one of the same name, with the codecs it needs."""
         # Put again here: what the caller put is lost with the caller.
-        self._models[profile.name] = ModelCodecs(profile, tuple(ray.put(c) for c in codecs))
+        self._models[profile.name] = ModelCodecs(profile, tuple(ray.put(offer) for offer in offers))
 
     async def models(self) -> dict[str, ModelCodecs]:
         """Every model and its codecs."""

@@ -23,7 +23,7 @@ from actors.arena.arena import Arena
 from actors.arena.costs import measure
 from actors.arena.driver_host import HostVmmDriver
 from actors.arena.keeper import Keeper
-from actors.codecs import CodecBank
+from actors.codecs import CodecBank, Qualification
 from actors.coding import Prefix, assemble, store_chunks, time_decoding
 from actors.handoff import KvArrays
 from actors.profile import ModelProfile
@@ -143,9 +143,17 @@ class WorkerShell:
             last_heartbeat_s=0.0,
         )
 
-    async def load_models(self) -> None:
-        """Load the codecs of every model that the router knows, and say that they are here."""
-        await self._join()
+    async def load_models(self, name: str) -> None:
+        """Load the codecs of every model that the router knows, and say that they are here.
+
+        Raises `UnqualifiedCodecError` if one of model ``name`` was refused; all others are here.
+        """
+        for refusal in (await self._join()).get(name, ()):
+            raise refusal
+
+    def qualification(self, codecs: Sequence[CodecId]) -> Qualification:
+        """See `CodecBank.qualification`."""
+        return self._bank.qualification(codecs)
 
     async def try_codec(
         self, codec_id: CodecId, dtype: str, num_tokens: int
@@ -301,10 +309,10 @@ class WorkerShell:
     def _transport(self) -> str:
         return "ucx:" + ",".join(sorted(active_transports()))
 
-    async def _join(self) -> None:
+    async def _join(self) -> Mapping[str, Sequence[Exception]]:
         """Tell the router who and where this worker is, then everything that it holds."""
         async with self._publishing:
-            await self._tell_all()
+            return await self._tell_all()
 
     async def _publish(self) -> None:
         """Send the router what changed since the last time, and more if it asks for it.
@@ -353,15 +361,18 @@ class WorkerShell:
         elif reply.needs_snapshot:
             await self._ask_router("apply_snapshot", self._worker.snapshot())
 
-    async def _tell_all(self) -> None:
+    async def _tell_all(self) -> Mapping[str, Sequence[Exception]]:
+        """Load what the router offers and say what is here; what was refused, by model."""
         known: Mapping[str, ModelCodecs] = await self._call_router("models")
+        refused: dict[str, Sequence[Exception]] = {}
         for name, model in known.items():
             loading = asyncio.gather(*model.codecs)
-            for codec in await asyncio.wait_for(loading, self._options.deadline_s):
-                self._bank.add(codec)
+            offers = await asyncio.wait_for(loading, self._options.deadline_s)
+            refused[name] = self._bank.take(offers)
             self._models[name] = model.profile
         await self._ask_router("register", self.info(), tuple(self._models.values()))
         await self._ask_router("apply_snapshot", self._worker.snapshot())
+        return refused
 
     async def _ask_router(self, method: str, *arguments: object) -> PublishResult:
         reply: PublishResult = await self._call_router(method, *arguments)

@@ -156,6 +156,9 @@ def allocate(
         if end % 256 == 0:
             on_progress(0.7 + 0.3 * end / num_coefficients)
     on_progress(1.0)
+    # Several budgets may reach the least error: the smallest of them has the cheapest plan.
+    least = best[num_coefficients % reach]
+    units = int(np.argmax(least == least[-1]))
     return Allocation(tuple(_trace(choice, options, costs, units)))
 
 

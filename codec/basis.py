@@ -12,6 +12,7 @@ replaces its randomized SVD and gives the same subspace without a random seed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -120,6 +121,51 @@ class Moments:
             self._pending.clear()
             self._sum_W += shifted.sum(dim=0, dtype=torch.float64)
             self._gram_WW += shifted.T @ shifted
+
+    @property
+    def shift_W(self) -> Tensor:  # noqa: N802 - axis letters
+        """A row in the middle of those seen: the mean of the first batch; zeros before it."""
+        return torch.zeros(len(self._sum_W)) if self._shift_W is None else self._shift_W
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything it knows, to go on later from exactly here: see `from_state`."""
+        width = len(self._sum_W)
+        return {
+            "num_rows": torch.tensor([self.num_rows]),
+            "shift": torch.zeros(0) if self._shift_W is None else self._shift_W,
+            "sum": self._sum_W,
+            "gram": self._gram_WW,
+            "pending": torch.cat(self._pending) if self._pending else torch.zeros(0, width),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Moments:
+        """Moments that go on from what `state` gave, to the same bits.
+
+        Raises
+        ------
+        ValueError
+            If its shapes disagree.
+        """
+        width, num_rows = len(state["sum"]), int(state["num_rows"])
+        shift, pending = state["shift"], state["pending"]
+        if (
+            state["gram"].shape != (width, width)
+            or len(shift) != (width if num_rows else 0)
+            or pending.shape != (len(pending), width)
+            or len(pending) > num_rows
+        ):
+            raise ValueError(
+                f"shapes disagree: { ({n: tuple(t.shape) for n, t in state.items()}) }"
+            )
+        moments = cls(width)
+        moments.num_rows = num_rows
+        moments._sum_W, moments._gram_WW = state["sum"].clone(), state["gram"].clone()
+        if num_rows:
+            moments._shift_W = shift.clone()
+        if len(pending):
+            moments._pending.append(pending.clone())
+        return moments
 
     def mean_and_covariance(self) -> tuple[Tensor, Tensor]:
         """Mean ``(W,)`` and covariance ``(W, W)``, float32.

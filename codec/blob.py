@@ -185,7 +185,11 @@ def verify_blob(buf: Buffer) -> BlobHeader:
 
 
 def read_blob(
-    buf: Buffer, *, max_decoded_bytes: int | None = None, only: Collection[str] | None = None
+    buf: Buffer,
+    *,
+    max_decoded_bytes: int | None = None,
+    only: Collection[str] | None = None,
+    allow_truncated: bool = False,
 ) -> Blob:
     """Verify a blob and find its sections, without copying them.
 
@@ -199,6 +203,9 @@ def read_blob(
     only
         Names of the sections wanted; the bytes of others are neither read nor
         verified, and they are left out.  Header, table and length always are verified.
+    allow_truncated
+        Take a blob whose end is missing: sections that are not there whole are left out.
+        One that is too long is refused all the same.
 
     Raises
     ------
@@ -215,11 +222,11 @@ def read_blob(
     if decoded_bytes > bound:
         raise CorruptBlobError("section table", f"decodes to {decoded_bytes} bytes, over {bound}")
     *starts, end = accumulate((row.stored_bytes for row in rows), initial=start)
-    if end != len(view):
+    if end != len(view) and not (allow_truncated and len(view) < end):
         raise CorruptBlobError("length", f"need {end} bytes, got {len(view)}")
     sections = {}
     for row, at in zip(rows, starts, strict=True):
-        if only is not None and row.name not in only:
+        if (only is not None and row.name not in only) or at + row.stored_bytes > len(view):
             continue
         data = view[at : at + row.stored_bytes]
         if xxhash.xxh3_128_digest(data) != row.checksum:

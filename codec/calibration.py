@@ -2,14 +2,12 @@
 
 It holds a basis and an allocation for keys and for values, the rotary parameters that
 make keys position-free, and where it came from.  Its digest names it; codecs, blobs and
-receipts refer to that.  The file is safetensors, its metadata canonical JSON, and a
-file whose content does not give the digest it states is refused.
+receipts refer to that.  This is the calibration of the published profile; that of ours is
+in `codec.entropy_calibration`.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,22 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from codec.allocation import Allocation, allocate, budget_bits
 from codec.basis import PAPER_MAX_RANK, Basis, Moments, fit_basis
+from codec.calibration_file import CalibrationFile, read_file
 from codec.errors import ConfigError, CorruptBlobError
 from codec.geometry import KVGeometry, Stage
-from codec.identity import Digest, digest
+from codec.identity import Digest
 from codec.quantizer import dequantize, quantize
 from codec.rope import RotarySpec
 
 PROFILE = "paper"
 """Name of the published profile: types none/int2/int4/fp8, DEFLATE."""
-
-_FORMAT = "kvfabric.calibration.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +40,7 @@ class CalibrationConfig:
     sink_tokens: int = 4
     """First positions of a sequence, stored exactly and never fitted."""
 
-    holdout_every: int = 8
+    holdout_every: int = 4
     """Every such window is kept from the basis, for allocation and error limits."""
 
     allocation_rows: int = 512
@@ -110,30 +105,17 @@ class Calibration:
 
     @cached_property
     def digest(self) -> Digest:
-        """Names this calibration: digest of its metadata and of every tensor's bytes."""
-        parts = [self._metadata().encode()]
-        for name, tensor in sorted(self._tensors().items()):
-            shape = struct.pack(f"<{tensor.ndim}Q", *tensor.shape)
-            parts += [name.encode(), str(tensor.dtype).encode(), shape]
-            parts.append(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-        return digest(_FORMAT, *parts)
+        """Names this calibration."""
+        return self._file.digest
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """Bytes of all parameters: the fixed cost that no ratio of blobs shows."""
-        return sum(tensor.nbytes for tensor in self._tensors().values())
-
-    def to_bytes(self) -> bytes:
-        """The file's content."""
-        stated = {"calibration": self._metadata(), "digest": self.digest.hex()}
-        return save_tensors(self._tensors(), metadata=stated)
+        return self._file.nbytes
 
     def save(self, path: Path) -> None:
         """Write the file whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{self.digest.hex()}.part")
-        part.write_bytes(self.to_bytes())
-        part.replace(path)
+        self._file.save(path)
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
@@ -144,21 +126,25 @@ class Calibration:
         CorruptBlobError
             If the file is not one, is damaged, or does not give its stated digest.
         """
-        where = f"calibration {path.name}"
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            calibration = _from_parts(json.loads(metadata["calibration"]), tensors)
-        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            raise CorruptBlobError(where, f"cannot be read: {error}") from error
-        if calibration.digest.hex() != metadata.get("digest"):
-            raise CorruptBlobError(where, "content does not give the digest it states")
-        return calibration
+        return cls.from_file(read_file(path))
 
-    def _metadata(self) -> str:
+    @classmethod
+    def from_file(cls, content: CalibrationFile) -> Calibration:
+        """The calibration that a file holds.
+
+        Raises
+        ------
+        CorruptBlobError
+            If its fields are not those of this profile.
+        """
+        try:
+            return _from_parts(content.fields, content.tensors)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptBlobError("calibration", f"cannot be read: {error}") from error
+
+    @cached_property
+    def _file(self) -> CalibrationFile:
         fields: dict[str, Any] = {
-            "format": _FORMAT,
             "profile": PROFILE,
             "stage": str(self.stage),
             "key_head_dim": self.geometry.key_head_dim,
@@ -169,7 +155,7 @@ class Calibration:
             "max_row_error": [self.keys.max_row_error, self.values.max_row_error],
             "held_out_error": [self.keys.held_out_error, self.values.held_out_error],
         }
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return CalibrationFile.of(fields, self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
@@ -230,39 +216,74 @@ class Calibrator:
         """
         if not self._held_out["keys"]:
             raise ConfigError(f"need at least 2 windows to calibrate, got {self.num_windows}")
-        return Calibration(
-            stage=self.stage,
-            geometry=self.geometry,
-            rotary=self.rotary,
-            config=self.config,
-            keys=self._fit_kind("keys", lambda part: on_progress(part / 2)),
-            values=self._fit_kind("values", lambda part: on_progress(0.5 + part / 2)),
+        return fit_calibration(
+            self.stage,
+            self.geometry,
+            self.rotary,
+            self.config,
+            moments=(self._moments["keys"], self._moments["values"]),
+            held_out=(torch.cat(self._held_out["keys"]), torch.cat(self._held_out["values"])),
             provenance=provenance,
+            on_progress=on_progress,
         )
 
-    def _fit_kind(self, kind: str, on_progress: Callable[[float], None]) -> KindCalibration:
-        basis = fit_basis(self._moments[kind], max_rank=self.config.max_rank)
-        on_progress(0.4)
-        held_out = torch.cat(self._held_out[kind])
-        num_rows = min(self.config.allocation_rows, len(held_out))
-        chosen = torch.linspace(0, len(held_out) - 1, num_rows).long()
-        rows = held_out[chosen]
-        allocation = allocate(
-            basis.project(rows),
-            budget=budget_bits(basis.width, self.config.target),
-            stride=self.config.block_stride,
-            on_progress=lambda part: on_progress(0.4 + 0.6 * part),
-        )
-        basis = basis.truncated(allocation.rank)
-        coded = basis.reconstruct(quantized(basis.project(rows), allocation))
-        errors = (rows - coded).square().sum(dim=1)
-        energy = (rows - basis.mean_W).square().sum()
-        return KindCalibration(
-            basis=basis,
-            allocation=allocation,
-            max_row_error=float(self.config.exact_factor * errors.quantile(0.999)),
-            held_out_error=float(errors.sum() / energy),
-        )
+
+def fit_calibration(
+    stage: Stage,
+    geometry: KVGeometry,
+    rotary: RotarySpec,
+    config: CalibrationConfig,
+    *,
+    moments: tuple[Moments, Moments],
+    held_out: tuple[Tensor, Tensor],
+    provenance: Mapping[str, str | int],
+    on_progress: Callable[[float], None] = lambda _fraction: None,
+) -> Calibration:
+    """Fit basis and allocation to rows of keys (unrotated) and of values.
+
+    Parameters
+    ----------
+    held_out
+        Rows of both, shape ``(N, W)``, that the moments have not seen.
+    """
+    return Calibration(
+        stage=stage,
+        geometry=geometry,
+        rotary=rotary,
+        config=config,
+        keys=_fit_kind(config, moments[0], held_out[0], lambda part: on_progress(part / 2)),
+        values=_fit_kind(config, moments[1], held_out[1], lambda part: on_progress((1 + part) / 2)),
+        provenance=provenance,
+    )
+
+
+def _fit_kind(
+    config: CalibrationConfig,
+    moments: Moments,
+    held_out_NW: Tensor,
+    on_progress: Callable[[float], None],
+) -> KindCalibration:
+    basis = fit_basis(moments, max_rank=config.max_rank)
+    on_progress(0.4)
+    num_rows = min(config.allocation_rows, len(held_out_NW))
+    chosen = torch.linspace(0, len(held_out_NW) - 1, num_rows).long()
+    rows = held_out_NW[chosen].float()
+    allocation = allocate(
+        basis.project(rows),
+        budget=budget_bits(basis.width, config.target),
+        stride=config.block_stride,
+        on_progress=lambda part: on_progress(0.4 + 0.6 * part),
+    )
+    basis = basis.truncated(allocation.rank)
+    coded = basis.reconstruct(quantized(basis.project(rows), allocation))
+    errors = (rows - coded).square().sum(dim=1)
+    energy = (rows - basis.mean_W).square().sum()
+    return KindCalibration(
+        basis=basis,
+        allocation=allocation,
+        max_row_error=float(config.exact_factor * errors.quantile(0.999)),
+        held_out_error=float(errors.sum() / energy),
+    )
 
 
 def quantized(coefficients_TC: Tensor, allocation: Allocation) -> Tensor:
@@ -276,8 +297,8 @@ def quantized(coefficients_TC: Tensor, allocation: Allocation) -> Tensor:
 
 
 def _from_parts(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Calibration:
-    if fields["format"] != _FORMAT or fields["profile"] != PROFILE:
-        raise ValueError(f"need {_FORMAT}, profile {PROFILE}")
+    if fields["profile"] != PROFILE:
+        raise ValueError(f"need profile {PROFILE}, got {fields['profile']!r}")
     stage = Stage.parse(fields["stage"])
     kinds = [
         KindCalibration(

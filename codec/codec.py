@@ -41,6 +41,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether what it decodes is what it was given, bit for bit."""
+        ...
+
+    @property
     def stage(self) -> Stage:
         """The share of the model whose components it codes."""
         ...
@@ -188,6 +193,22 @@ def layers_within(stage: Stage, layers: range | None) -> range:
     if layers.step != 1 or not inside:
         raise ValueError(f"need consecutive layers of stage {stage}, got {layers}")
     return layers
+
+
+def heads_within(stage: Stage, heads: range | None) -> range:
+    """The kv heads that a codec is asked for; all of ``stage`` by default.
+
+    Raises
+    ------
+    ValueError
+        If they are not one or more consecutive heads of ``stage``.
+    """
+    if heads is None:
+        return range(stage.head_start, stage.head_stop)
+    inside = stage.head_start <= heads.start < heads.stop <= stage.head_stop
+    if heads.step != 1 or not inside:
+        raise ValueError(f"need consecutive heads of stage {stage}, got {heads}")
+    return heads
 
 
 def tokens_within(header: BlobHeader, num_tokens: int | None) -> int:

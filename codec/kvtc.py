@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +32,13 @@ from codec.calibration import Calibration, KindCalibration
 from codec.codec import TORCH_DTYPES, check_identity, layers_within, tokens_within
 from codec.entropy.deflate import DeflateCoder
 from codec.errors import CorruptBlobError
+from codec.exact_rows import (
+    checked_rows,
+    exact_sections,
+    exact_values,
+    read_exact_rows,
+    to_dtype,
+)
 from codec.geometry import Stage
 from codec.identity import CodecId, digest
 from codec.packing import pack, pack_halves, packed_bytes, unpack, unpack_halves
@@ -44,6 +50,8 @@ class KvtcCodec:
     """Codes components of one stage with one calibration; immutable, so threads may share it."""
 
     name = "kvtc"
+    #: What comes back is near what went in, not equal to it.
+    is_lossless = False
 
     def __init__(self, calibration: Calibration, *, namespace: bytes | None = None) -> None:
         """Code with ``calibration``, and refuse blobs of another namespace if one is given."""
@@ -76,8 +84,8 @@ class KvtcCodec:
         """
         steps = steps or StepTimes()
         self._check_header(header)
-        keys_TLHD = self._checked("keys", keys_TLHD, header, header.key_head_dim)
-        values_TLHD = self._checked("values", values_TLHD, header, header.value_head_dim)
+        keys_TLHD = checked_rows("keys", keys_TLHD, header, header.key_head_dim)
+        values_TLHD = checked_rows("values", values_TLHD, header, header.value_head_dim)
         positions = torch.arange(header.start_position, header.start_position + header.num_tokens)
         with steps.step("rope"):
             keys_TW = self.calibration.rotary.unrotate(keys_TLHD, positions).flatten(1)
@@ -90,7 +98,7 @@ class KvtcCodec:
             is_exact |= _is_outlier(keys_TW, keys_TC, self.calibration.keys)
             is_exact |= _is_outlier(values_TW, values_TC, self.calibration.values)
             sections = [
-                *_exact_sections(is_exact, keys_TLHD, values_TLHD),
+                *exact_sections(is_exact, keys_TLHD, values_TLHD),
                 *self._coded_sections("k", keys_TC[~is_exact], self.calibration.keys.allocation),
                 *self._coded_sections(
                     "v", values_TC[~is_exact], self.calibration.values.allocation
@@ -114,9 +122,8 @@ class KvtcCodec:
             self._check_header(header)
         layers = layers_within(self.stage, layers)
         num_tokens = tokens_within(header, num_tokens)
-        exact_rows = _read_exact_rows(blob)
-        is_exact = torch.zeros(header.num_tokens, dtype=torch.bool)
-        is_exact[exact_rows] = True
+        is_exact = read_exact_rows(blob)
+        num_exact = int(is_exact.sum())
         tensors = []
         for kind, part, head_dim in (
             ("k", self.calibration.keys, header.key_head_dim),
@@ -139,8 +146,8 @@ class KvtcCodec:
             keys = rotary.rotate(keys, positions[~is_exact[:num_tokens]])
         shown = is_exact[:num_tokens]
         return (
-            _merge(keys, _exact_values(blob, "k", len(exact_rows), local), shown, header),
-            _merge(values, _exact_values(blob, "v", len(exact_rows), local), shown, header),
+            _merge(keys, exact_values(blob, "k", num_exact, local), shown, header),
+            _merge(values, exact_values(blob, "v", num_exact, local), shown, header),
         )
 
     def example(self, num_tokens: int, dtype: str) -> tuple[Tensor, Tensor]:
@@ -168,16 +175,6 @@ class KvtcCodec:
             stage=self.stage,
             geometry=self.calibration.geometry,
         )
-
-    def _checked(self, kind: str, array: Tensor, header: BlobHeader, head_dim: int) -> Tensor:
-        shape = (header.num_tokens, header.num_layers, header.num_heads, head_dim)
-        if tuple(array.shape) != shape:
-            raise ValueError(f"{kind} must have shape {shape}, got {tuple(array.shape)}")
-        if array.dtype != TORCH_DTYPES[header.dtype]:
-            raise ValueError(f"{kind} must be {header.dtype}, got {array.dtype}")
-        if not torch.isfinite(array).all():
-            raise ValueError(f"{kind} must be finite to be stored")
-        return array.detach().cpu()
 
     def _coded_sections(
         self, kind: str, coefficients_TC: Tensor, allocation: Allocation
@@ -301,53 +298,10 @@ def _is_outlier(rows_TW: Tensor, coefficients_TC: Tensor, part: KindCalibration)
     return ~(outside + left.square().sum(dim=1) <= part.max_row_error)
 
 
-def _exact_sections(is_exact: Tensor, keys: Tensor, values: Tensor) -> Iterator[Section]:
-    if not is_exact.any():
-        return
-    rows = is_exact.nonzero().flatten().numpy().astype("<u4").tobytes()
-    yield Section("exact.rows", rows, len(rows))
-    for name, array in (("k.exact", keys), ("v.exact", values)):
-        data = array[is_exact].contiguous().view(torch.uint8).numpy().tobytes()
-        yield Section(name, data, len(data))
-
-
-def _read_exact_rows(blob: Blob) -> Tensor:
-    """Row numbers of the exact rows, strictly rising and within the chunk."""
-    section = blob.sections.get("exact.rows")
-    if section is None:
-        return torch.zeros(0, dtype=torch.long)
-    if not section.data or len(section.data) % 4:
-        raise CorruptBlobError("section exact.rows", f"has {len(section.data)} bytes")
-    rows = np.frombuffer(section.data, dtype="<u4").astype(np.int64)
-    if rows[-1] >= blob.header.num_tokens or (np.diff(rows) < 1).any():
-        raise CorruptBlobError("section exact.rows", "rows must rise and lie within the chunk")
-    return torch.from_numpy(rows)
-
-
-def _exact_values(blob: Blob, kind: str, num_rows: int, layers: range) -> Tensor:
-    """The exact rows' elements for ``layers`` (numbered within the stage)."""
-    header = blob.header
-    head_dim = header.key_head_dim if kind == "k" else header.value_head_dim
-    shape = (num_rows, header.num_layers, header.num_heads, head_dim)
-    dtype = TORCH_DTYPES[header.dtype]
-    if not num_rows:
-        return torch.zeros((0, len(layers), *shape[2:]), dtype=dtype)
-    section = blob.section(f"{kind}.exact")
-    wanted_bytes = int(np.prod(shape)) * dtype.itemsize
-    if len(section.data) != wanted_bytes:
-        raise CorruptBlobError(
-            f"section {section.name}", f"need {wanted_bytes} bytes, got {len(section.data)}"
-        )
-    elements = torch.frombuffer(bytearray(section.data), dtype=dtype).view(shape)
-    return elements[:, layers.start : layers.stop]
-
-
 def _merge(coded: Tensor, exact: Tensor, is_exact: Tensor, header: BlobHeader) -> Tensor:
     """Rows in their places: shape ``(T, L, H, D)``, in the blob's dtype."""
     dtype = TORCH_DTYPES[header.dtype]
     result = torch.empty((len(is_exact), *coded.shape[1:]), dtype=dtype)
-    # What was stored was within the dtype's range; an error past its end comes back to it.
-    limit = torch.finfo(dtype).max
-    result[~is_exact] = coded.clamp(-limit, limit).to(dtype)
+    result[~is_exact] = to_dtype(coded, dtype)
     result[is_exact] = exact[: int(is_exact.sum())]
     return result

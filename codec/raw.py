@@ -42,6 +42,8 @@ class RawCodec:
     """Stores keys and values of one stage as they are; immutable."""
 
     name = "raw"
+    #: What it decodes is what it was given, bit for bit.
+    is_lossless = True
 
     def __init__(
         self, stage: Stage, geometry: KVGeometry, dtype: str, *, namespace: bytes | None = None

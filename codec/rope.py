@@ -12,6 +12,10 @@ so the codec undoes it before it codes and redoes it after it decodes.
 
 The frequencies are numbers given to us.  They are read from a running model, never
 worked out again from its configuration: linear, llama3 and YaRN scaling need no code here.
+
+Dynamic and LongRoPE scaling take other frequencies once the sequence is longer than a known
+length, for all keys that are computed from then on.  Such a spec has a bound: it holds for
+sequences up to that length, and positions past it are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -39,36 +43,53 @@ TABLE_DTYPES: Final[Mapping[str, torch.dtype]] = {
 STATIC_ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Published scalings whose frequencies do not depend on how long the sequence is."""
 
+CHANGING_ROPE_TYPES: Final = frozenset({"dynamic", "longrope"})
+"""Those whose frequencies hold up to a known length, and then change."""
+
 
 def check_static(
     rope_type: str, *, max_positions: int | None = None, original_positions: int | None = None
-) -> None:
-    """Refuse a scaling under which keys already cached would need other frequencies later.
+) -> int | None:
+    """Say up to which length a scaling's frequencies hold, or refuse it.
+
+    Keys already cached keep the frequencies they were computed with, so that a sequence which
+    outgrows the length would hold keys of two kinds, and which are which would depend on how
+    it was cut into runs.
 
     Parameters
     ----------
     rope_type
         Name of the scaling, as Hugging Face configurations have it.
     max_positions, original_positions
-        Positions the model accepts, and those it was first trained on.  LongRoPE changes
-        its frequencies past the second, so it is static where the first does not exceed it.
+        Positions the model accepts, past which dynamic scaling changes its frequencies, and
+        those it was first trained on, past which LongRoPE does.
+
+    Returns
+    -------
+    bound
+        Longest sequence, in tokens, for which the first frequencies hold; ``None``: any.
 
     Raises
     ------
     UnsupportedModelError
-        If the frequencies may change with the length, or the scaling is not known.
+        If the scaling is not known, or its bound is not given.
+
+    Source
+    ------
+    Transformers 5.24, ``modeling_rope_utils.dynamic_rope_update``.
     """
     if rope_type in STATIC_ROPE_TYPES:
-        return
-    if rope_type == "longrope" and max_positions and original_positions:
-        if max_positions <= original_positions:
-            return
-        why = f"its frequencies change past position {original_positions}"
-    elif rope_type in ("dynamic", "longrope"):
-        why = "its frequencies depend on the length of the sequence"
-    else:
-        why = f"need one of {', '.join(sorted(STATIC_ROPE_TYPES))}"
-    raise UnsupportedModelError(f"rotary scaling {rope_type!r}", why)
+        return None
+    if rope_type not in CHANGING_ROPE_TYPES:
+        known = ", ".join(sorted(STATIC_ROPE_TYPES | CHANGING_ROPE_TYPES))
+        raise UnsupportedModelError(f"rotary scaling {rope_type!r}", f"need one of {known}")
+    bound = max_positions if rope_type == "dynamic" else original_positions
+    if not bound:
+        raise UnsupportedModelError(
+            f"rotary scaling {rope_type!r}",
+            "its frequencies depend on the length, and from which on is not known",
+        )
+    return bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +116,9 @@ class RotarySpec:
     table_dtype: str = "float32"
     """Data type the engine rounds its cosines and sines to: that of the model, as a rule."""
 
+    max_positions: int | None = None
+    """Longest sequence that is rotated so, hence the first position refused; None: any."""
+
     def __post_init__(self) -> None:
         if not self.inv_freq_LF or not self.inv_freq_LF[0]:
             raise ValueError("need at least one layer and one frequency")
@@ -115,6 +139,7 @@ class RotarySpec:
         for scaling in set(self.attention_scaling_L):
             if not 0 < scaling < math.inf:
                 raise ValueError(f"need finite scalings > 0, got {scaling!r}")
+        _check_bound(self.max_positions)
 
     @classmethod
     def uniform(
@@ -125,6 +150,7 @@ class RotarySpec:
         attention_scaling: float = 1.0,
         style: Style = "half",
         table_dtype: str = "float32",
+        max_positions: int | None = None,
     ) -> RotarySpec:
         """Spec of a model whose layers all rotate alike; frequencies are rounded to 32 bits."""
         row = tuple(float(v) for v in torch.as_tensor(inv_freq_F, dtype=torch.float32).tolist())
@@ -133,6 +159,7 @@ class RotarySpec:
             attention_scaling_L=(float(attention_scaling),) * num_layers,
             style=style,
             table_dtype=table_dtype,
+            max_positions=max_positions,
         )
 
     @property
@@ -156,12 +183,25 @@ class RotarySpec:
         if layers.step != 1 or not 0 <= layers.start < layers.stop <= self.num_layers:
             raise ValueError(f"need a run of 0..{self.num_layers}, got {layers}")
         run = slice(layers.start, layers.stop)
-        return RotarySpec(
+        return replace(
+            self,
             inv_freq_LF=self.inv_freq_LF[run],
             attention_scaling_L=self.attention_scaling_L[run],
-            style=self.style,
-            table_dtype=self.table_dtype,
         )
+
+    def check_length(self, num_positions: int) -> None:
+        """Refuse a sequence longer than this spec holds for.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If ``num_positions`` exceeds `max_positions`.
+        """
+        if self.max_positions is not None and num_positions > self.max_positions:
+            raise UnsupportedModelError(
+                f"a sequence of {num_positions} positions",
+                f"this model's rotary frequencies change past {self.max_positions}",
+            )
 
     def rotate(self, keys_TLHD: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Turn keys to their positions.
@@ -177,18 +217,35 @@ class RotarySpec:
         -------
         rotated_TLHD
             A new tensor of that shape, ``float32``, on the device of the keys.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If a position lies at or past `max_positions`.
+        ValueError
+            If the shapes or types are others.
         """
         return self._turn(keys_TLHD, positions_T, undo=False)
 
     def unrotate(self, keys_TLHD: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-        """Turn keys back, so that `rotate` gives them again; arguments as there."""
+        """Turn keys back, so that `rotate` gives them again; arguments and errors as there.
+
+        An element of ``unrotate(rotate(keys))`` is within 7 units of ``2**-23`` of the larger
+        element of its pair, whatever the tables are rounded to: 2 roundings each way, which
+        the pair's mixing at most doubles, and 3 in the coefficients of the inverse.
+        """
         return self._turn(keys_TLHD, positions_T, undo=True)
 
     def digest(self) -> str:
         """Text that is equal for equal specs, on every machine: part of a namespace."""
         rows, row_of_layer_L = self._distinct
+        domain, bound = "kvfabric.rotary.1", b""
+        if self.max_positions is not None:
+            # A domain of its own: specs with no bound keep the digests they always had.
+            domain, bound = "kvfabric.rotary.bounded.1", struct.pack("<Q", self.max_positions)
         return digest(
-            "kvfabric.rotary.1",
+            domain,
+            *filter(None, [bound]),
             self.style.encode(),
             self.table_dtype.encode(),
             # Adding zero turns -0.0, which is equal to 0.0 but has other bytes, into it.
@@ -204,7 +261,7 @@ class RotarySpec:
             "table_dtype": self.table_dtype,
             "rows": [{"inv_freq": list(row), "scaling": scaling} for row, scaling in rows],
             "row_of_layer": list(row_of_layer_L),
-        }
+        } | ({} if self.max_positions is None else {"max_positions": self.max_positions})
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> RotarySpec:
@@ -216,7 +273,7 @@ class RotarySpec:
             If a field is missing, unknown or of the wrong kind, or the spec is not valid.
         """
         try:
-            if set(fields) != {"style", "table_dtype", "rows", "row_of_layer"}:
+            if set(fields) - {"max_positions"} != {"style", "table_dtype", "rows", "row_of_layer"}:
                 raise ValueError(f"unknown or missing fields among {sorted(fields)}")
             rows = [
                 (tuple(float(v) for v in row["inv_freq"]), float(row["scaling"]))
@@ -228,6 +285,7 @@ class RotarySpec:
                 attention_scaling_L=tuple(scaling for _, scaling in layers),
                 style=fields["style"],
                 table_dtype=fields["table_dtype"],
+                max_positions=fields.get("max_positions"),
             )
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not a rotary spec: {error!r}") from error
@@ -294,6 +352,16 @@ class RotarySpec:
                 f"need {num_tokens} integer positions, "
                 f"got {positions_T.dtype} {tuple(positions_T.shape)}"
             )
+        # Only where there is a bound: reading the highest position waits for a device.
+        if self.max_positions is not None and num_tokens:
+            self.check_length(int(positions_T.max()) + 1)
+
+
+def _check_bound(max_positions: object) -> None:
+    """Refuse what is no length; a bool would pass for one."""
+    if max_positions is None or (type(max_positions) is int and 0 < max_positions < 2**63):
+        return
+    raise ValueError(f"need 0 < max_positions < 2**63 or none, got {max_positions!r}")
 
 
 def _as_float32(value: float) -> float:

@@ -17,22 +17,30 @@ from typing import Any, TypeVar, get_args
 import click
 import ray
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from codec.calibration import CalibrationConfig
 from codec.errors import FabricError
 from fabric import local_ray
 from fabric.arena_cli import arena
-from fabric.calibrate import CorpusConfig, calibrate
+from fabric.calibrate.profiles import config_of
+from fabric.calibrate_cli import (
+    calibrate_command,
+    codec_options,
+    drift_command,
+    load_calibrated,
+    progress_bars,
+)
 from fabric.certificates_cli import verify_certificates
 from fabric.cluster import Fabric
+from fabric.codec_bench_cli import codec_command
 from fabric.config import FabricConfig, load_config
 from fabric.demo import DemoConfig, Fault, prepare, read_prompt
 from fabric.demo import run as run_demo
 from fabric.engines.loading import load_model
 from fabric.engines.transformers import TransformersEngine
+from fabric.evaluate_cli import evaluate_command
 from fabric.launch import num_fabrics, place_on_cluster, stop_actors
+from fabric.qualification import qualify_codecs
 from fabric.retention_cli import bench, plan
 
 _console = Console(stderr=True)
@@ -53,17 +61,19 @@ class _Group(click.Group):
 
 def _model_options(command: CommandT) -> CommandT:
     """The options that name a model and how it is kept."""
-    for option in (
-        click.option("--stages", default=1, show_default=True, help="Pipeline stages."),
-        click.option("--target", default=8.0, show_default=True, help="Compression aimed for."),
-        click.option("--model", help="Directory or GGUF file.  [default: packaged SmolLM2-135M]"),
-    ):
-        command = option(command)
-    return command
+    named = click.option(
+        "--model", help="Directory or GGUF file.  [default: packaged SmolLM2-135M]"
+    )
+    return named(codec_options(command))
 
 
 _config_option = click.option(
     "--config", "config_path", type=click.Path(path_type=Path), help="Settings, TOML."
+)
+_unqualified_option = click.option(
+    "--allow-unqualified",
+    is_flag=True,
+    help="Use a lossy codec that no quality receipt speaks for.  Every receipt says so.",
 )
 _address_option = click.option("--address", help="Ray cluster.  [default: the one on this machine]")
 
@@ -79,14 +89,17 @@ def main() -> None:
 @_model_options
 @_config_option
 @_address_option
+@_unqualified_option
 @click.option("--no-model", is_flag=True, help="Start without a model.")
 def up(
     *,
     model: str | None,
-    target: float,
+    profile: str,
+    target: float | None,
     stages: int,
     config_path: Path | None,
     address: str | None,
+    allow_unqualified: bool,
     no_model: bool,
 ) -> None:
     """Start the fabric on a running Ray, or on one started here; add a model to it."""
@@ -99,10 +112,26 @@ def up(
     _say(f"starting the router and {len(placing)} worker(s)")
     with Fabric.start(config, placing) as fabric:
         if not no_model:
-            loaded, calibrations = _calibrated(model, target, stages, CorpusConfig(), ())
+            loaded, calibrations = load_calibrated(model, profile, target, stages, _say)
             engine = TransformersEngine(loaded, window_tokens=config.window_tokens)
-            profile = fabric.add_model(engine, calibrations, name=loaded.name)
-            _say(f"model {profile.name} is registered")
+            with progress_bars(_console) as on_progress:
+                receipts = qualify_codecs(
+                    engine,
+                    loaded,
+                    calibrations,
+                    tokens_per_chunk=config.tokens_per_chunk,
+                    allow_unqualified=allow_unqualified,
+                    on_progress=on_progress,
+                    say=_say,
+                )
+            added = fabric.add_model(
+                engine,
+                calibrations,
+                name=loaded.name,
+                receipts=receipts,
+                allow_unqualified=allow_unqualified,
+            )
+            _say(f"model {added.name} is registered")
         _print_status(fabric, as_json=False)
 
 
@@ -131,36 +160,6 @@ def status(*, config_path: Path | None, address: str | None, as_json: bool) -> N
     """Show workers, what they hold, and the models served."""
     with _connected(config_path, address) as fabric:
         _print_status(fabric, as_json=as_json)
-
-
-@main.command(name="calibrate")
-@_model_options
-@click.option("--corpus", multiple=True, type=click.Path(path_type=Path), help="Text, UTF-8.")
-@click.option("--tokens", default=CorpusConfig().num_tokens, show_default=True)
-@click.option("--window", default=CorpusConfig().window_tokens, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), help="Also write the file(s) here.")
-def calibrate_command(
-    *,
-    model: str | None,
-    target: float,
-    stages: int,
-    corpus: tuple[Path, ...],
-    tokens: int,
-    window: int,
-    out: Path | None,
-) -> None:
-    """Fit a model's codec to its own cache; found again by digest the next time."""
-    corpus_config = CorpusConfig(num_tokens=tokens, window_tokens=window)
-    _, calibrations = _calibrated(model, target, stages, corpus_config, corpus)
-    for calibration in calibrations:
-        if out is not None:
-            calibration.save(out / f"{calibration.digest.hex()}.safetensors")
-        click.echo(
-            f"{calibration.digest.hex()}  stage {calibration.stage}  "
-            f"rank K {calibration.keys.basis.rank} V {calibration.values.basis.rank}  "
-            f"held-out error K {calibration.keys.held_out_error:.4f} "
-            f"V {calibration.values.held_out_error:.4f}  {calibration.nbytes / 1e6:.1f} MB"
-        )
 
 
 @main.command()
@@ -221,16 +220,19 @@ def query(
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the receipt.")
 @click.option("--max-prompt-tokens", default=2304, show_default=True)
 @click.option("--fault", type=click.Choice(get_args(Fault)), default="none", show_default=True)
+@_unqualified_option
 @_config_option
 def demo(
     *,
     model: str | None,
-    target: float,
+    profile: str,
+    target: float | None,
     stages: int,
     prompt: Path | None,
     json_path: Path | None,
     max_prompt_tokens: int,
     fault: Fault,
+    allow_unqualified: bool,
     config_path: Path | None,
 ) -> None:
     """Prefill, compress, move, restore elsewhere and go on: the whole job, once."""
@@ -239,12 +241,13 @@ def demo(
         model=model,
         max_prompt_tokens=max_prompt_tokens,
         num_stages=stages,
-        calibration=CalibrationConfig(target=target),
+        calibration=config_of(profile, target),
         fabric=load_config(config_path, os.environ),
         fault=fault,
+        allow_unqualified=allow_unqualified,
         **options,
     )
-    with _progress() as on_progress:
+    with progress_bars(_console) as on_progress:
         loaded, calibrations, tokens = prepare(config, on_progress, _say)
     ray.init(
         address="local",
@@ -270,47 +273,6 @@ def _connected(config_path: Path | None, address: str | None) -> Iterator[Fabric
     local_ray.connect(address)
     with Fabric(config) as fabric:
         yield fabric
-
-
-def _calibrated(
-    model: str | None,
-    target: float,
-    stages: int,
-    corpus_config: CorpusConfig,
-    corpus: tuple[Path, ...],
-) -> tuple[Any, list[Any]]:
-    loaded = load_model(model, progress=_say)
-    with _progress() as on_progress:
-        calibrations = calibrate(
-            TransformersEngine(loaded),
-            loaded,
-            config=CalibrationConfig(target=target),
-            corpus=corpus,
-            corpus_config=corpus_config,
-            num_stages=stages,
-            on_progress=on_progress,
-        )
-    return loaded, calibrations
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """Bars on the terminal, one per kind of work, as it begins."""
-    names = {"capture": "running text through the model", "fit": "fitting the codec"}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-    )
-    with Progress(*columns, TimeElapsedColumn(), console=_console) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def on_progress(what: str, fraction: float) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(names.get(what, what), total=1.0)
-            bars.update(tasks[what], completed=fraction)
-
-        yield on_progress
 
 
 _MEMORY = ("reserved", "committed", "heap", "hot", "quarantined", "peak")
@@ -363,7 +325,11 @@ def _say(text: str) -> None:
     _console.print(text, style="dim")
 
 
+main.add_command(calibrate_command)
+main.add_command(drift_command)
+main.add_command(evaluate_command)
 main.add_command(plan)
 bench.add_command(arena)
+bench.add_command(codec_command)
 main.add_command(bench)
 main.add_command(verify_certificates)

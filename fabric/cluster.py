@@ -1,8 +1,7 @@
 """`Fabric`: start the actors on a Ray cluster, register models, store and restore prefixes.
 
-`Fabric.start` makes the router and one worker per name, detached, so that they outlive
-the process that started them; `Fabric.connect` finds them again.  Any failure of a
-restore ends in a `RestoreOutcome` that says recompute and why: never in wrong bytes.
+`Fabric.start` makes the router and one worker per name, detached, so that they outlive their
+maker.  A restore that fails ends in a `RestoreOutcome` that says why: never in wrong bytes.
 """
 
 from __future__ import annotations
@@ -12,29 +11,27 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import ray
 
+from actors.codecs import Qualification
 from actors.handoff import KvArrays
 from actors.naming import ROUTER, worker_actor_name
 from actors.profile import ModelProfile
 from actors.router import WorkerInfo
 from actors.worker import WorkerStat
 from actors.worker_actor import Restored, RestoreRequest
-from codec.calibration import Calibration
 from codec.codec import Codec
-from codec.errors import (
-    ConfigError,
-    FabricError,
-    IncompletePullError,
-    PeerLostError,
-)
+from codec.errors import ConfigError, FabricError, IncompletePullError, PeerLostError
+from codec.identity import CodecId
+from codec.quality_receipt import QualityReceipt
+from fabric.calibrate.profiles import AnyCalibration
 from fabric.client import FabricClient, link_label
 from fabric.config import FabricConfig
 from fabric.engines.protocol import Engine
 from fabric.launch import start_actors, stop_actors
-from fabric.model import check_engine, describe_model
+from fabric.model import check_engine, describe_model, offer_codecs
 from fabric.outcome import RestoreOutcome, error_name, first_line
 from policies.latency import decode_label, transfer_label
 from policies.planner import Choice, RestorePlan
@@ -112,25 +109,40 @@ class Fabric:
         self.close()
 
     def add_model(
-        self, engine: Engine[Any], calibrations: Sequence[Calibration], *, name: str
+        self,
+        engine: Engine[Any],
+        calibrations: Sequence[AnyCalibration],
+        *,
+        name: str,
+        receipts: Sequence[QualityReceipt] = (),
+        allow_unqualified: bool = False,
     ) -> ModelProfile:
-        """Register a model and load its codecs, ``kvtc`` and ``raw``, on every worker.
+        """Register a model and load its codecs, lossy and raw, on every worker.
 
-        Every worker decodes a chunk of noise with each, so that predictions do not start
-        from nothing.
+        Every worker decodes a chunk of noise with each: predictions do not start from nothing.
+
+        Parameters
+        ----------
+        receipts
+            What speaks for the lossy codecs; by default what `kvfabric evaluate` kept.
+        allow_unqualified
+            Load lossy codecs even if nothing does, with a warning.
 
         Raises
         ------
         ConfigError
             If the calibrations are of another model, or do not tile this one's layers.
+        UnqualifiedCodecError, CodecError
+            If no receipt passes for a lossy codec, or it was changed; nothing is registered.
         """
         profile, codecs = describe_model(
             engine, calibrations, name=name, tokens_per_chunk=self.config.tokens_per_chunk
         )
-        call = self._router.add_model.remote(profile, codecs)
+        offers = offer_codecs(profile, codecs, receipts, allow_unqualified=allow_unqualified)
+        call = self._router.add_model.remote(profile, offers)
         ray.get(call, timeout=4 * self.config.deadline_s)
         nodes = sorted(self.client.workers())
-        loading = [self.worker(node).load_models.remote() for node in nodes]
+        loading = [self.worker(node).load_models.remote(name) for node in nodes]
         ray.get(loading, timeout=4 * self.config.deadline_s)
         for node in nodes:
             self._try_codecs(node, codecs, profile)
@@ -145,7 +157,7 @@ class Fabric:
         *,
         at: str,
         model: str | None = None,
-        codecs: Sequence[str] = ("kvtc",),
+        codecs: Sequence[str] | None = None,
     ) -> list[Placement]:
         """Store the whole chunks of a prefilled prompt in the worker at ``at``.
 
@@ -154,7 +166,7 @@ class Fabric:
         cache
             Holds the KV of at least the whole chunks of ``tokens``.
         codecs
-            Names of the ways to store them.
+            Names of the ways to store them; by default the first that the model has.
 
         Raises
         ------
@@ -171,7 +183,8 @@ class Fabric:
         if not prefix.keys:
             return []
         arrays = KvArrays.of(*engine.capture(cache, 0, len(prefix.keys) * profile.tokens_per_chunk))
-        wanted = [codec for name in codecs for codec in profile.codec_set(name).codecs]
+        names = [profile.codec_sets[0].name] if codecs is None else codecs
+        wanted = [codec for name in names for codec in profile.codec_set(name).codecs]
         call = self.worker(at).store.remote(prefix, arrays, wanted)
         try:
             placements: list[Placement] = ray.get(call, timeout=8 * self.config.deadline_s)
@@ -245,6 +258,11 @@ class Fabric:
             return ray.get_actor(worker_actor_name(node), namespace=self.config.ray_namespace)
         except ValueError:
             raise ConfigError(f"no worker {node!r} runs in this fabric") from None
+
+    def qualification(self, codecs: Sequence[CodecId], *, at: str) -> Qualification:
+        """What speaks for ``codecs``, one per stage, at node ``at``: for receipts."""
+        call = self.worker(at).qualification.remote(tuple(codecs))
+        return cast("Qualification", ray.get(call, timeout=self.config.deadline_s))
 
     def stats(self) -> dict[str, WorkerStat]:
         """How full every live worker is, and what it has counted."""

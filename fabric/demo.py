@@ -22,15 +22,16 @@ from typing import Any, Literal
 import ray
 
 from actors.transport.report import PullReport
-from codec.calibration import Calibration, CalibrationConfig
 from codec.errors import ConfigError, PeerLostError
 from codec.identity import CodecId, ComponentKey
 from fabric.calibrate import CorpusConfig, Progress, calibrate, default_prompt
+from fabric.calibrate.profiles import AnyCalibration, AnyConfig, config_of
 from fabric.cluster import Fabric
 from fabric.config import FabricConfig
 from fabric.engine_actor import Continuation, EngineActor, Reference
 from fabric.engines.loading import LoadedModel, load_model
 from fabric.engines.transformers import TransformersEngine
+from fabric.qualification import qualify_codecs
 from fabric.receipt import Identity, Receipt
 
 SOURCE, TARGET = "node-a.gpu0", "node-b.gpu0"
@@ -57,10 +58,12 @@ class DemoConfig:
     max_prompt_tokens: int = 2304
     new_tokens: int = 64
     num_stages: int = 1
-    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    calibration: AnyConfig = field(default_factory=config_of)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     fabric: FabricConfig = field(default_factory=FabricConfig)
     fault: Fault = "none"
+    allow_unqualified: bool = False
+    """Go on with a lossy codec that no quality receipt speaks for, and say so in the receipt."""
 
     def __post_init__(self) -> None:
         least = self.fabric.tokens_per_chunk + self.fabric.window_tokens
@@ -74,13 +77,15 @@ class DemoConfig:
 
 def prepare(
     config: DemoConfig, on_progress: Progress, say: Callable[[str], None]
-) -> tuple[LoadedModel, list[Calibration], list[int]]:
-    """Load the model, calibrate it or find its calibration, and tokenize the prompt.
+) -> tuple[LoadedModel, list[AnyCalibration], list[int]]:
+    """Load the model, calibrate and measure it or find that done, and tokenize the prompt.
 
     Raises
     ------
     ConfigError
         If the model, the corpus or the prompt cannot be used.
+    UnqualifiedCodecError
+        If the codec was measured, does not pass, and that is not allowed.
     """
     loaded = load_model(config.model, progress=say)
     tokens = read_prompt(loaded, config)
@@ -93,13 +98,22 @@ def prepare(
         num_stages=config.num_stages,
         on_progress=on_progress,
     )
+    qualify_codecs(
+        engine,
+        loaded,
+        calibrations,
+        tokens_per_chunk=config.fabric.tokens_per_chunk,
+        allow_unqualified=config.allow_unqualified,
+        on_progress=on_progress,
+        say=say,
+    )
     return loaded, calibrations, tokens
 
 
 def run(
     config: DemoConfig,
     loaded: LoadedModel,
-    calibrations: Sequence[Calibration],
+    calibrations: Sequence[AnyCalibration],
     tokens: Sequence[int],
     say: Callable[[str], None],
 ) -> Receipt:
@@ -119,7 +133,7 @@ class _Job:
         self,
         config: DemoConfig,
         loaded: LoadedModel,
-        calibrations: Sequence[Calibration],
+        calibrations: Sequence[AnyCalibration],
         tokens: Sequence[int],
         fabric: Fabric,
         say: Callable[[str], None],
@@ -136,7 +150,7 @@ class _Job:
         source, target = self._engines()
         try:
             say(f"engine at {SOURCE} computes the prompt of {len(tokens)} tokens")
-            ray.get(source.prefill_and_store.remote(tokens, name, ("kvtc", "raw")))
+            ray.get(source.prefill_and_store.remote(tokens, name, self._code_names()))
             raw_transfer = self._time_raw()
             self._drop_raw()
             ray.get(source.drop.remote())
@@ -166,10 +180,21 @@ class _Job:
         ]
         source, target = engines
         self._say("loading the model in two engines")
-        ray.get(source.add_model.remote(list(self._calibrations), self._loaded.name))
+        ray.get(
+            source.add_model.remote(
+                list(self._calibrations),
+                self._loaded.name,
+                allow_unqualified=config.allow_unqualified,
+            )
+        )
         self._fabric.measure_links()
         ray.get([engine.warm_up.remote(512) for engine in (source, target)])
         return source, target
+
+    def _code_names(self) -> tuple[str, ...]:
+        """Every way to store the model, the lossy one first."""
+        profile = self._fabric.client.profile(self._loaded.name)
+        return tuple(kind.name for kind in profile.codec_sets)
 
     def _time_raw(self) -> PullReport:
         """Move the same tokens uncompressed, the same way, once."""
@@ -204,7 +229,7 @@ class _Job:
             self._say(f"flipping a byte of a stored blob at {SOURCE}")
             profile = self._fabric.client.profile(self._loaded.name)
             key = profile.prefix(self._tokens).keys[1]
-            codec = profile.codec_set("kvtc").codecs[0]
+            codec = profile.codec_sets[0].codecs[0]
             ray.get(worker.damage.remote(ComponentKey(key, profile.stages[0]), codec))
 
     def _receipt(
@@ -217,6 +242,8 @@ class _Job:
     ) -> Receipt:
         config, plan = self._config, continued.plan
         profile = self._fabric.client.profile(self._loaded.name)
+        codecs = profile.codec_sets[0].codecs
+        qualification = self._fabric.qualification(codecs, at=TARGET)
         decode = self._loaded.tokenizer.decode
         return Receipt(
             outcome="restored" if continued.tokens_restored else "recomputed",
@@ -225,9 +252,11 @@ class _Job:
             model=self._loaded.name,
             identity=Identity(
                 namespace=profile.namespace.hex(),
-                codec=tuple(codec.hex() for codec in profile.codec_set("kvtc").codecs),
+                codec=tuple(codec.hex() for codec in codecs),
                 calibration=tuple(c.digest.hex() for c in self._calibrations),
             ),
+            qualified=qualification.is_qualified,
+            quality_receipt=qualification.receipt,
             source=SOURCE,
             target=TARGET,
             target_compression=config.calibration.target,

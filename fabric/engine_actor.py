@@ -63,9 +63,13 @@ class EngineShell:
         #: Of the last prompt, until `drop`.
         self._cache: Any = None
 
-    def add_model(self, calibrations: Sequence[Calibration], name: str) -> None:
+    def add_model(
+        self, calibrations: Sequence[Calibration], name: str, *, allow_unqualified: bool = False
+    ) -> None:
         """Register this engine's model with the fabric."""
-        self._connected().add_model(self._engine, calibrations, name=name)
+        self._connected().add_model(
+            self._engine, calibrations, name=name, allow_unqualified=allow_unqualified
+        )
 
     def prefill_and_store(
         self, tokens: Sequence[int], model: str, codecs: Sequence[str]

@@ -43,6 +43,12 @@ class Receipt:
 
     model: str
     identity: Identity
+    qualified: bool
+    """Whether a quality receipt passes for the codecs together, or they lose nothing."""
+
+    quality_receipt: str | None
+    """Digest, hex, of the one that passes."""
+
     source: str
     target: str
     target_compression: float
@@ -133,6 +139,10 @@ class Receipt:
                 f"{self.raw_transfer_bytes / 1e6:.1f} MB in {self.raw_transfer_s:.3f} s",
             ),
             ("steps, ms", steps),
+            ("quality receipt", self.quality_receipt or self._why_no_quality_receipt()),
             ("top-1 agreement", f"{100 * self.top1_agreement:.1f} % of {self.tokens_compared}"),
             ("mean KL", f"{self.mean_kl:.5f} nats"),
         ]
+
+    def _why_no_quality_receipt(self) -> str:
+        return "none needed" if self.qualified else "NONE: the codec is unqualified"

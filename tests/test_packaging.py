@@ -43,7 +43,8 @@ def test_the_distribution_is_named_and_scripted_as_promised() -> None:
 
     assert project["project"]["name"] == "kvfabric"
     assert project["project"]["scripts"] == {"kvfabric": "fabric.__main__:main"}
-    assert set(project["project"]["optional-dependencies"]) == {"hf", "cuda", "vllm", "dev"}
+    extras = {"hf", "cuda", "vllm", "zstd", "plots", "dev"}
+    assert set(project["project"]["optional-dependencies"]) == extras
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == list(PACKAGES)
 
 

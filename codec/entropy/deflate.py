@@ -50,11 +50,7 @@ class DeflateCoder:
     def decode(self, data: Buffer, decoded_bytes: int) -> bytes:
         """See `codec.entropy.coder.ByteCoder.decode`."""
         view = byte_view(data)
-        # A size that no such stream can reach is refused before it is allocated.
-        if decoded_bytes > min(len(view) * MAX_EXPANSION, MAX_BYTES):
-            raise CorruptBlobError(
-                "deflate stream", f"{len(view)} bytes cannot decode to {decoded_bytes}"
-            )
+        check_reach(view, decoded_bytes)
         try:
             # Asked for nothing, libdeflate's wrapper does not look at the stream at all.
             decoded = deflate.deflate_decompress(view, max(decoded_bytes, 1))
@@ -67,3 +63,17 @@ class DeflateCoder:
                 "deflate stream", f"decodes to {len(decoded)} bytes, not {decoded_bytes}"
             )
         return bytes(decoded)
+
+
+def check_reach(view: memoryview, decoded_bytes: int) -> None:
+    """Refuse a size that no stream of that length decodes to, before it is allocated.
+
+    Raises
+    ------
+    CorruptBlobError
+        If ``decoded_bytes`` is over `MAX_EXPANSION` times as long, or over `MAX_BYTES`.
+    """
+    if decoded_bytes > min(len(view) * MAX_EXPANSION, MAX_BYTES):
+        raise CorruptBlobError(
+            "deflate stream", f"{len(view)} bytes cannot decode to {decoded_bytes}"
+        )

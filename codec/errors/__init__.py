@@ -4,6 +4,7 @@
   + ConfigError (also ValueError)     fix the settings
     - UnsupportedModelError
     - RetentionError
+    - UnqualifiedCodecError
     - BackendUnavailable (also ImportError)
   + CapacityError                     wait, or ask for less
     - ArenaFullError
@@ -71,6 +72,7 @@ from codec.errors.fabric import (
     TransferTimeoutError,
     UnknownCodecError,
     UnknownComponentError,
+    UnqualifiedCodecError,
     UnsupportedModelError,
     UnsupportedVersionError,
 )
@@ -114,6 +116,7 @@ __all__ = [
     "TransferTimeoutError",
     "UnknownCodecError",
     "UnknownComponentError",
+    "UnqualifiedCodecError",
     "UnsupportedModelError",
     "UnsupportedVersionError",
     "VmmAlreadyMapped",

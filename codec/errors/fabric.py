@@ -36,6 +36,22 @@ class RetentionError(ConfigError):
         return f"{self.why}: {self.term} [{self.rule}]"
 
 
+class UnqualifiedCodecError(ConfigError):
+    """A lossy codec has no receipt that says what it does to the model and passes."""
+
+    def __init__(self, codec: str, node: str, why: str) -> None:
+        super().__init__(codec, node, why)
+        self.codec = codec
+        self.node = node
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"{self.node} does not load the lossy codec {self.codec}: {self.why}; measure it with "
+            "`kvfabric evaluate`, or take it as it is with --allow-unqualified"
+        )
+
+
 class BackendUnavailable(ConfigError, ImportError):  # noqa: N818 - the name DESIGN gives it
     """An optional package or device is missing."""
 

@@ -2,7 +2,7 @@
 
 import ray
 
-from codec.calibration import CalibrationConfig
+from codec.entropy_calibration import EntropyConfig
 from fabric import Fabric, FabricConfig
 from fabric.calibrate import calibrate, default_prompt
 from fabric.engines.loading import load_model
@@ -15,8 +15,8 @@ engine = TransformersEngine(loaded)
 # --8<-- the ten lines of the README
 tokens = loaded.tokenizer(default_prompt().read_text())["input_ids"][:1000]
 fabric = Fabric.start(FabricConfig(), nodes=["a", "b"])
-codecs = calibrate(engine, loaded, config=CalibrationConfig(target=8.0))
-fabric.add_model(engine, codecs, name="smollm2")
+codecs = calibrate(engine, loaded, config=EntropyConfig(target=16.0))
+fabric.add_model(engine, codecs, name="smollm2", allow_unqualified=True)  # or evaluate first
 
 cache, _ = engine.prefill(tokens)
 fabric.store(engine, cache, tokens, at="a")

@@ -2,7 +2,8 @@
 
 It serves models all of whose layers cache plain keys and values, over the whole sequence or
 over a sliding window.  Everything else holds state that a restore at an arbitrary boundary
-cannot bring back exactly, and is refused when the engine is made, naming the layer.
+cannot bring back exactly, and is refused when the engine is made, naming the layer.  So is a
+sequence too long for the rotation of its keys to stay what it was (`RotarySpec.check_length`).
 
 Sliding layers are given a cache that keeps what has left the window: attention sees what
 it would see anyway, and the KV of every position can be captured afterwards.
@@ -174,6 +175,7 @@ class TransformersEngine:
         first = max(first_position(layer) for layer in cache.layers)
         if not first <= start < stop <= held:
             raise ValueError(f"need {first} <= start < stop <= {held}, got [{start}, {stop})")
+        self._rotary.check_length(held)
         return stacked(cache, start, stop)
 
     def restore(self, keys_TLHD: torch.Tensor, values_TLHD: torch.Tensor) -> Cache:
@@ -185,6 +187,7 @@ class TransformersEngine:
         self._check_kv("keys", keys_TLHD, len(keys_TLHD), shape.key_head_dim)
         self._check_kv("values", values_TLHD, len(keys_TLHD), shape.value_head_dim)
         num_tokens = len(keys_TLHD)
+        self._rotary.check_length(num_tokens)
         keys_LHTD, values_LHTD = (
             states.detach().permute(1, 2, 0, 3).to(self._model.device).contiguous()
             for states in (keys_TLHD, values_TLHD)
@@ -232,7 +235,7 @@ class TransformersEngine:
         if max_new_tokens < 1:
             raise ValueError(f"need max_new_tokens >= 1, got {max_new_tokens}")
         cache = self.new_cache() if cache is None else cache
-        new_tokens = self._uncached(tokens, cache)
+        new_tokens = self._uncached(tokens, cache, num_following=max_new_tokens - 1)
         with self._undone_on_error(cache), torch.no_grad():
             if len(new_tokens) > PREFILL_CHUNK_TOKENS:
                 self._run(new_tokens[:-1], cache, num_logits=1)
@@ -252,7 +255,7 @@ class TransformersEngine:
     ) -> torch.Tensor:
         """Logits that predict each token of ``continuation``; the cache is left as it was."""
         cache = self.new_cache() if cache is None else cache
-        new_tokens = self._uncached(tokens, cache)
+        new_tokens = self._uncached(tokens, cache, num_following=len(continuation) - 1)
         self._check_tokens(continuation)
         held = self.cached_tokens(cache)
         try:
@@ -282,8 +285,8 @@ class TransformersEngine:
     def _probe(self) -> tuple[KVGeometry, RotarySpec]:
         """Learn from one short run what the layers cache, and how their keys are rotated."""
         name, config = self._config.model_type, self._config
-        positions = probe_positions(config.max_position_embeddings)
         candidates = rotary_candidates(self._model)
+        positions = probe_positions(config.max_position_embeddings, candidates)
         cache = self.new_cache()
         device = self._model.device
         # Not token 0: where that is padding its embedding is zero, and so are its keys.
@@ -296,16 +299,8 @@ class TransformersEngine:
                 **{self._cache_argument: cache},
             )
         geometry = common_geometry(cache, len(positions), name)
-        rope = getattr(config, "rope_parameters", None) or {}
-        rotary = fit_rotary(
-            *stacked(cache, 0, len(positions)),
-            positions,
-            candidates,
-            name=name,
-            max_positions=config.max_position_embeddings,
-            original_positions=rope.get("original_max_position_embeddings"),
-        )
-        return geometry, rotary
+        states = stacked(cache, 0, len(positions))
+        return geometry, fit_rotary(*states, positions, candidates, name=name)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         """Refuse ids that the embedding would fail on halfway through a run."""
@@ -316,13 +311,17 @@ class TransformersEngine:
                 f"need 0 <= token < {self._config.vocab_size}, got {min(tokens)}..{max(tokens)}"
             )
 
-    def _uncached(self, tokens: Sequence[int], cache: Cache) -> list[int]:
+    def _uncached(
+        self, tokens: Sequence[int], cache: Cache, *, num_following: int = 0
+    ) -> list[int]:
         """The tokens after those in ``cache``; there must be one.
 
-        A cache as long as the prompt would make transformers run the whole prompt again
-        on top of it, and give other tokens with no error.
+        Refused where all, with ``num_following`` more, are too long for the rotation.  A cache
+        as long as the prompt would make transformers run the whole prompt again on top of it,
+        and give other tokens with no error.
         """
         self._check_tokens(tokens)
+        self._rotary.check_length(len(tokens) + num_following)
         held = self.cached_tokens(cache)
         if held >= len(tokens):
             raise ValueError(

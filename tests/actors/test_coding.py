@@ -67,7 +67,7 @@ def worker() -> Iterator[Worker]:
 def banked(*codecs: RawCodec | KvtcCodec) -> tuple[CodecBank, tuple[CodecId, ...]]:
     """A bank with these codecs, and their identities."""
     bank = CodecBank("a")
-    return bank, tuple(bank.add(codec) for codec in codecs)
+    return bank, tuple(bank.add(codec, allow_unqualified=True) for codec in codecs)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -37,6 +37,8 @@ def test_a_prompt_prefilled_here_is_continued_there(tmp_path: Path) -> None:
     receipt = demo(tmp_path)
 
     assert receipt["outcome"] == "restored"
+    assert receipt["qualified"] is True
+    assert receipt["quality_receipt"]
     assert receipt["tokens_prompt"] >= 2000
     assert receipt["tokens_restored"] >= receipt["tokens_prompt"] - 256 - 128
     assert receipt["bytes_raw"] == 2304 * 2 * 5760 * 2
@@ -55,6 +57,7 @@ def test_another_prompt_works_and_a_flipped_byte_costs_a_recompute(tmp_path: Pat
     receipt = demo(
         tmp_path,
         *("--prompt", str(CONSTITUTION), "--max-prompt-tokens", "700", "--fault", "flip-byte"),
+        "--allow-unqualified",
     )
 
     assert receipt["outcome"] == "recomputed"
@@ -69,7 +72,8 @@ def test_another_prompt_works_and_a_flipped_byte_costs_a_recompute(tmp_path: Pat
 
 def test_a_killed_source_costs_a_recompute(tmp_path: Path) -> None:
     """The same, with kill -9 between storing and restoring."""
-    receipt = demo(tmp_path, "--max-prompt-tokens", "700", "--fault", "kill-source")
+    arguments = ("--max-prompt-tokens", "700", "--fault", "kill-source", "--allow-unqualified")
+    receipt = demo(tmp_path, *arguments)
 
     assert receipt["outcome"] == "recomputed"
     assert receipt["reason"] in {"PeerLostError", "TransferTimeoutError", "StaleIncarnationError"}

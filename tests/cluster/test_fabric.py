@@ -11,14 +11,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import ray
 import torch
 
+from actors.codecs import CodecOffer, Qualification
 from actors.naming import ROUTER
 from codec.calibration import Calibration, CalibrationConfig, Calibrator
-from codec.errors import ConfigError, IdentityMismatchError
+from codec.errors import ConfigError, IdentityMismatchError, UnqualifiedCodecError
 from codec.identity import ComponentKey
 from codec.quality import compare_logits
 from fabric.cluster import Fabric
@@ -26,7 +28,9 @@ from fabric.config import FabricConfig
 from fabric.demo import LOCAL_ENVIRONMENT
 from fabric.engines.loading import LoadedModel
 from fabric.engines.transformers import TransformersEngine
+from fabric.model import describe_model
 from policies.planner import Reason
+from tests.codec.quality_samples import receipt_of
 from tests.fabric.engines.tiny import some_tokens, tiny_engine, tiny_model
 
 pytestmark = pytest.mark.cluster
@@ -93,7 +97,7 @@ def fabric(
         lost_after_s=5.0,
     )
     fabric = Fabric.start(config, ["a", "b"], environment=LOCAL_ENVIRONMENT)
-    fabric.add_model(engine, calibrations, name="tiny")
+    fabric.add_model(engine, calibrations, name="tiny", allow_unqualified=True)
     yield fabric
     assert fabric.stop() == 3
 
@@ -222,6 +226,52 @@ def test_a_calibration_of_another_model_is_refused(
     """It would decode, and be wrong."""
     with pytest.raises(ConfigError, match="another model"):
         fabric.add_model(tiny_engine("llama", torch.bfloat16), calibrations, name="other")
+
+
+def test_a_lossy_codec_needs_a_receipt_or_a_permission(
+    fabric: Fabric,
+    engine: TransformersEngine,
+    calibrations: list[Calibration],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Refused, let in with the flag, qualified by a receipt; every worker says which."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _, codecs = describe_model(engine, calibrations, name="tiny", tokens_per_chunk=CHUNK)
+    kvtc, raw = ([codec.codec_id for codec in part] for part in (codecs[:2], codecs[2:]))
+    receipt = receipt_of(*codecs[:2])
+
+    with pytest.raises(UnqualifiedCodecError, match="kvfabric evaluate"):
+        fabric.add_model(engine, calibrations, name="strict")
+    assert set(fabric.client.models()) == {"tiny"}
+    for node in ("a", "b"):
+        assert fabric.qualification(kvtc, at=node) == Qualification(False, None)
+        assert fabric.qualification(raw, at=node) == Qualification(True, None)
+
+    fabric.add_model(engine, calibrations, name="tiny", receipts=[receipt])
+
+    for node in ("a", "b"):
+        assert fabric.qualification(kvtc, at=node) == Qualification(True, receipt.digest())
+
+
+def test_a_worker_refuses_by_itself_and_serves_on(
+    fabric: Fabric, engine: TransformersEngine, calibrations: list[Calibration]
+) -> None:
+    """Whoever registers past the check learns it from the worker, by the error's own type."""
+    profile, codecs = describe_model(engine, calibrations, name="tiny", tokens_per_chunk=CHUNK)
+    alone = CodecOffer(
+        codec=codecs[0], together=(codecs[0].codec_id,), receipt=None, allow_unqualified=False
+    )
+    router = ray.get_actor(ROUTER, namespace="test")
+    ray.get(router.add_model.remote(profile, [alone]))
+
+    with pytest.raises(UnqualifiedCodecError, match="there is no receipt"):
+        ray.get(fabric.worker("b").load_models.remote("tiny"))
+    ray.get(fabric.worker("b").load_models.remote("another"))
+
+    fabric.add_model(engine, calibrations, name="tiny", allow_unqualified=True)
+    tokens = stored(fabric, engine, 11, "kvtc")
+    assert fabric.restore(engine, tokens, at="b", force="restore").cache is not None
 
 
 def test_an_engine_of_another_model_neither_stores_nor_restores(

@@ -121,3 +121,51 @@ def test_shapes_that_disagree_are_refused() -> None:
             directions_WC=torch.zeros(4, 2, dtype=torch.float16),
             variance_C=torch.zeros(2),
         )
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=5),
+    at=st.integers(0, 5),
+    seed=st.integers(0, 100),
+)
+def test_moments_go_on_from_a_state_to_the_same_bits(sizes: list[int], at: int, seed: int) -> None:
+    """Before any row, between flushes and after them."""
+    batches = rows(sum(sizes), 4, seed).split(sizes)
+    straight, first = Moments(4), Moments(4)
+    for batch in batches:
+        straight.add(batch)
+    for batch in batches[:at]:
+        first.add(batch)
+
+    resumed = Moments.from_state({name: part.clone() for name, part in first.state().items()})
+    first.add(rows(5, 4, seed=999))
+    for batch in batches[at:]:
+        resumed.add(batch)
+
+    assert resumed.num_rows == straight.num_rows
+    assert torch.equal(resumed.shift_W, straight.shift_W)
+    if straight.num_rows > 1:
+        for mine, other in zip(
+            resumed.mean_and_covariance(), straight.mean_and_covariance(), strict=True
+        ):
+            assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gram": torch.zeros(3, 4)},
+        {"shift": torch.zeros(3)},
+        {"pending": torch.zeros(5, 3)},
+        {"num_rows": torch.tensor([2])},
+        {"num_rows": torch.tensor([0])},
+    ],
+)
+def test_a_state_whose_shapes_disagree_is_refused(change: dict[str, torch.Tensor]) -> None:
+    """Rather than sums of something else."""
+    moments = Moments(4)
+    moments.add(rows(5, 4))
+
+    with pytest.raises(ValueError, match="disagree"):
+        Moments.from_state(moments.state() | change)

@@ -256,3 +256,68 @@ def test_a_bad_decoded_size_is_refused(decoded_bytes: Any) -> None:
     """A size that the table could not hold fails before anything is packed."""
     with pytest.raises(ValueError, match="decoded_bytes of a must be"):
         Section("a", b"", decoded_bytes)
+
+
+def test_a_cut_blob_has_the_sections_that_are_whole() -> None:
+    """If asked for, at every length that still has the header; those there are verified."""
+    data = a_blob()
+    sections = some_sections()
+    front = len(data) - sum(len(section.data) for section in sections)
+
+    for length in range(front, len(data) + 1):
+        blob = read_blob(data[:length], allow_truncated=True)
+
+        whole, end = [], front
+        for section in sections:
+            end += len(section.data)
+            whole += [section.name] if end <= length else []
+        assert list(blob.sections) == whole
+        assert all(bytes(blob.section(s.name).data) == s.data for s in sections if s.name in whole)
+        assert blob.header == a_header()
+
+
+def test_a_cut_through_the_front_is_refused_in_any_case() -> None:
+    """Without header and table nothing can be known."""
+    data = a_blob()
+    front = len(data) - sum(len(section.data) for section in some_sections())
+
+    for length in range(front):
+        with pytest.raises(CorruptBlobError):
+            read_blob(data[:length], allow_truncated=True)
+
+
+def test_truncation_must_be_asked_for() -> None:
+    """By default a blob is exactly as long as it says; and too long it never may be."""
+    data = a_blob()
+
+    for cut in (1, 40, 55):
+        with pytest.raises(CorruptBlobError, match="length: need"):
+            read_blob(data[:-cut])
+    for longer in (data + b"\0", data + data):
+        with pytest.raises(CorruptBlobError, match="length: need"):
+            read_blob(longer, allow_truncated=True)
+
+
+def test_a_cut_does_not_excuse_damage() -> None:
+    """Neither in a section that is there, nor in the front."""
+    data = a_blob()
+    front = len(data) - sum(len(section.data) for section in some_sections())
+    for at, why in ((front + 3, "section k0: checksum"), (20, "header: checksum")):
+        spoiled = bytearray(data)
+        spoiled[at] ^= 1
+
+        with pytest.raises(CorruptBlobError, match=why):
+            read_blob(bytes(spoiled[:-4]), allow_truncated=True)
+
+
+def test_a_cut_blob_may_decode_to_no_more_than_a_whole_one() -> None:
+    """The bound is on what the table says, whatever is there."""
+    with pytest.raises(CorruptBlobError, match="decodes to 95 bytes, over 94"):
+        read_blob(a_blob()[:-4], max_decoded_bytes=94, allow_truncated=True)
+
+
+def test_sections_wanted_of_a_cut_blob() -> None:
+    """Both options together."""
+    data = a_blob()
+
+    assert list(read_blob(data[:-4], only={"k0", "v0"}, allow_truncated=True).sections) == ["k0"]

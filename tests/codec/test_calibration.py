@@ -108,9 +108,10 @@ def test_a_flipped_byte_in_the_file_is_refused(
     calibration: Calibration, tmp_path: Path, where: float
 ) -> None:
     """In the metadata or in a tensor: no codec is made of it."""
-    data = bytearray(calibration.to_bytes())
-    data[int(where * len(data))] ^= 0x10
     path = tmp_path / "c.safetensors"
+    calibration.save(path)
+    data = bytearray(path.read_bytes())
+    data[int(where * len(data))] ^= 0x10
     path.write_bytes(data)
 
     with pytest.raises(CorruptBlobError, match="calibration"):
@@ -120,7 +121,8 @@ def test_a_flipped_byte_in_the_file_is_refused(
 def test_a_cut_or_missing_file_is_refused(calibration: Calibration, tmp_path: Path) -> None:
     """As a typed error, whatever the reader below raises."""
     path = tmp_path / "c.safetensors"
-    path.write_bytes(calibration.to_bytes()[:-8])
+    calibration.save(path)
+    path.write_bytes(path.read_bytes()[:-8])
 
     for bad in (path, tmp_path / "absent"):
         with pytest.raises(CorruptBlobError, match="cannot be read"):

@@ -13,6 +13,7 @@ from codec.codec import (
     TORCH_DTYPES,
     check_identity,
     geometry_of,
+    heads_within,
     layers_within,
     tokens_within,
 )
@@ -119,3 +120,31 @@ def test_tokens_outside_the_chunk_are_refused(num_tokens: int) -> None:
     """A short answer would be taken for the whole."""
     with pytest.raises(ValueError, match=rf"need 1\.\.5 tokens, got {num_tokens}"):
         tokens_within(a_header(), num_tokens)
+
+
+#: Heads 3 to 6 of a model.
+HEADS = Stage(2, 4, 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        (None, range(3, 6)),
+        (range(3, 6), range(3, 6)),
+        (range(3, 4), range(3, 4)),
+        (range(5, 6), range(5, 6)),
+        (range(4, 6), range(4, 6)),
+    ],
+)
+def test_heads_are_numbered_as_in_the_model(asked: range | None, given: range) -> None:
+    """As layers are."""
+    assert heads_within(HEADS, asked) == given
+
+
+@pytest.mark.parametrize(
+    "heads", [range(0), range(3, 3), range(2, 4), range(5, 7), range(3, 6, 2), range(5, 3, -1)]
+)
+def test_heads_outside_the_stage_are_refused(heads: range) -> None:
+    """An empty or stepped slice is a mistake as well."""
+    with pytest.raises(ValueError, match=r"need consecutive heads of stage l2-4\.h3-6"):
+        heads_within(HEADS, heads)

@@ -13,6 +13,7 @@ SAMPLES: list[errors.FabricError] = [
     errors.ConfigError("chunk_tokens must be a multiple of 16, got 250"),
     errors.UnsupportedModelError("mamba", "no recurrent snapshots"),
     errors.RetentionError(rule="window", term="q - k < W", why="W is not positive"),
+    errors.UnqualifiedCodecError(codec="00", node="a", why="there is no receipt for it"),
     errors.BackendUnavailable("nvcomp", "install kvfabric[cuda]"),
     errors.ArenaFullError(wanted_bytes=300, free_bytes=100),
     errors.StaleLeaseError(generation=2),

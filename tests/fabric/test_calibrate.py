@@ -12,18 +12,11 @@ from codec.errors import ConfigError
 from fabric.calibrate import CorpusConfig, calibrate, default_corpus, default_prompt
 from fabric.engines.loading import LoadedModel
 from fabric.engines.transformers import TransformersEngine
-from tests.fabric.engines.tiny import VOCABULARY, tiny_model
+from tests.fabric.calibrate_samples import CharacterTokenizer
+from tests.fabric.engines.tiny import tiny_model
 
 CORPUS = CorpusConfig(num_tokens=480, window_tokens=40)
 CONFIG = CalibrationConfig(target=3.0, holdout_every=3)
-
-
-class CharacterTokenizer:
-    """A token per character: enough for text to reach the model."""
-
-    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
-        """Token ids under the name transformers gives them."""
-        return {"input_ids": [ord(character) % VOCABULARY for character in text]}
 
 
 @pytest.fixture

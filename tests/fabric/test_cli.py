@@ -6,15 +6,18 @@ import json
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner, Result
 
 from actors.worker import WorkerStat
-from codec.errors import ConfigError
+from codec.errors import ConfigError, UnqualifiedCodecError
 from fabric import cli, local_ray
 from fabric.cli import main
 from fabric.config import FabricConfig
+from fabric.demo import DemoConfig
 from policies.vmm_gate import UnitCosts
 
 
@@ -35,6 +38,8 @@ def run(*arguments: str) -> Result:
         "plan",
         "bench",
         "verify-certificates",
+        "drift",
+        "evaluate",
     ],
 )
 def test_every_command_explains_itself(command: str) -> None:
@@ -134,14 +139,6 @@ def test_down_leaves_processes_alone_that_it_did_not_start(
     assert local_ray.stop() is False
 
 
-def test_progress_shows_each_kind_of_work_once() -> None:
-    """Bars come as work begins."""
-    with cli._progress() as on_progress:
-        on_progress("capture", 0.5)
-        on_progress("capture", 1.0)
-        on_progress("fit", 0.2)
-
-
 def test_a_plan_is_printed_and_drawn(tmp_path: Path) -> None:
     """From a model's own configuration file."""
     config = tmp_path / "config.json"
@@ -223,3 +220,51 @@ def test_status_as_json_has_what_the_memory_costs(capsys: pytest.CaptureFixture[
     worker = json.loads(capsys.readouterr().out)["workers"]["a"]
     assert worker["unit_costs"]["create_us"] == 5
     assert worker["peak_bytes"] == 20_900_000
+
+
+@pytest.mark.parametrize("flags", [(), ("--allow-unqualified",)])
+def test_up_passes_receipts_and_the_permission_on(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    """Measured where nothing is allowed; the fabric hears of both."""
+    asked: dict[str, Any] = {}
+    told: dict[str, Any] = {}
+    fabric = MagicMock()
+    fabric.__enter__.return_value = fabric
+    fabric.add_model.side_effect = lambda *_args, **options: told.update(options) or fabric
+    monkeypatch.setattr(local_ray, "connect", lambda _address: None)
+    monkeypatch.setattr(local_ray, "is_running", lambda _address: True)
+    monkeypatch.setattr(cli, "place_on_cluster", dict)
+    monkeypatch.setattr(cli, "Fabric", SimpleNamespace(start=lambda *_args: fabric))
+    monkeypatch.setattr(
+        cli, "load_calibrated", lambda *_args: (SimpleNamespace(name="m"), ["a calibration"])
+    )
+    monkeypatch.setattr(cli, "TransformersEngine", lambda *_args, **_options: "an engine")
+    monkeypatch.setattr(cli, "_print_status", lambda *_args, **_options: None)
+    monkeypatch.setattr(
+        cli, "qualify_codecs", lambda *_args, **options: asked.update(options) or ["a receipt"]
+    )
+
+    result = run("up", *flags)
+
+    assert result.exit_code == 0, result.output
+    assert asked["allow_unqualified"] is told["allow_unqualified"] is bool(flags)
+    assert told["receipts"] == ["a receipt"]
+
+
+@pytest.mark.parametrize("flags", [(), ("--allow-unqualified",)])
+def test_the_demo_is_told_of_the_permission(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    """And the error of a codec that does not pass says how to give it."""
+
+    def refuse(config: DemoConfig, *_args: object) -> None:
+        assert config.allow_unqualified is bool(flags)
+        raise UnqualifiedCodecError("00", "model m", "mean KL 0.5 is over 0.02")
+
+    monkeypatch.setattr(cli, "prepare", refuse)
+
+    result = run("demo", *flags)
+
+    assert result.exit_code == 1
+    assert "--allow-unqualified" in result.output.replace("\n", " ")

@@ -20,6 +20,8 @@ def a_receipt(**changes: Any) -> Receipt:
         "explanation": "restore: it is faster",
         "model": "m",
         "identity": Identity(namespace="00", codec=("01",), calibration=("02",)),
+        "qualified": True,
+        "quality_receipt": "03",
         "source": "a",
         "target": "b",
         "target_compression": 8.0,
@@ -53,6 +55,8 @@ PROMISED = {
     "outcome",
     "model",
     "identity",
+    "qualified",
+    "quality_receipt",
     "tokens_prompt",
     "tokens_restored",
     "bytes_raw",
@@ -95,3 +99,26 @@ def test_the_table_shows_what_people_ask_for(width: int) -> None:
     for what in ("8.00x", "restored", "0.600 s", "1.400 s", "100.0 % of 64"):
         assert what in shown
     assert "[bold]it[/bold]" in shown
+
+
+@pytest.mark.parametrize(
+    ("qualified", "quality_receipt", "shown"),
+    [
+        (True, "0123456789abcdef" * 2, "0123456789abcdef" * 2),
+        (True, None, "none needed"),
+        (False, None, "NONE: the codec is unqualified"),
+    ],
+)
+def test_a_receipt_says_what_speaks_for_the_codec(
+    qualified: bool, quality_receipt: str | None, shown: str
+) -> None:
+    """To programs by a field, to people by a line that cannot be missed."""
+    receipt = a_receipt(qualified=qualified, quality_receipt=quality_receipt)
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(receipt.render())
+
+    found = json.loads(receipt.to_json())
+    assert found["qualified"] is qualified
+    assert found["quality_receipt"] == quality_receipt
+    assert shown in captured.get()

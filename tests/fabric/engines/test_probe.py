@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +27,8 @@ POSITIONS = probe_positions(4096)
 LOCAL = RotaryCandidate((1.0, 0.25, 0.0625), 1.0, "default")
 GLOBAL = RotaryCandidate((1.0, 0.5, 0.015625), 1.25, "yarn")
 NARROW = RotaryCandidate((0.75,), 1.0, "default")
-DYNAMIC = RotaryCandidate(LOCAL.inv_freq_F, 1.0, "dynamic")
+DYNAMIC = RotaryCandidate(LOCAL.inv_freq_F, 1.0, "dynamic", max_positions=8000)
+LONG = RotaryCandidate(GLOBAL.inv_freq_F, GLOBAL.attention_scaling, "longrope", 16_000, 9000)
 
 
 def spec_of(layers: list[RotaryCandidate | None], style: Style, dtype: torch.dtype) -> RotarySpec:
@@ -48,11 +51,9 @@ def cached_by(
     return spec.rotate(still, torch.tensor(POSITIONS)).to(dtype), still.to(dtype)
 
 
-def fit(
-    keys: torch.Tensor, values: torch.Tensor, candidates: list[RotaryCandidate], **limits: int
-) -> RotarySpec:
+def fit(keys: torch.Tensor, values: torch.Tensor, candidates: list[RotaryCandidate]) -> RotarySpec:
     """`fit_rotary` at the positions of this module."""
-    return fit_rotary(keys, values, POSITIONS, candidates, name="model", **limits)
+    return fit_rotary(keys, values, POSITIONS, candidates, name="model")
 
 
 def fit_spread(candidate: RotaryCandidate) -> float:
@@ -82,6 +83,22 @@ def test_the_rotation_that_was_done_is_the_one_found(
         assert found == spec
     else:
         assert found.inv_freq_LF == ((0.0,),) * len(layers)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    style=st.sampled_from(["half", "interleaved"]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 1000),
+)
+def test_tables_that_were_not_rounded_are_found(
+    style: Style, dtype: torch.dtype, seed: int
+) -> None:
+    """From all layers together, though what differs is less than what the keys lost."""
+    layers = 2 * [LOCAL, GLOBAL, None, LOCAL, GLOBAL, LOCAL]
+    spec = replace(spec_of(layers, style, dtype), table_dtype="float32")
+
+    assert fit(*cached_by(spec, dtype, seed), [GLOBAL, LOCAL]) == spec
 
 
 def test_of_frequencies_that_nearly_agree_the_closest_are_taken() -> None:
@@ -150,28 +167,44 @@ def test_layers_that_rotate_different_widths_are_refused() -> None:
 
 
 @pytest.mark.parametrize("candidates", [[DYNAMIC], [LOCAL, DYNAMIC], [DYNAMIC, LOCAL]], ids=len)
-def test_frequencies_that_may_change_are_refused(candidates: list[RotaryCandidate]) -> None:
-    """Even where others that do not change happen to be equal now."""
-    keys, values = cached_by(spec_of([LOCAL], "half", torch.float32), torch.float32)
+def test_frequencies_that_change_later_bound_the_spec(candidates: list[RotaryCandidate]) -> None:
+    """Even where others that do not change happen to be equal up to there."""
+    spec = spec_of([LOCAL], "half", torch.float32)
 
-    with pytest.raises(UnsupportedModelError, match="'dynamic'"):
-        fit(keys, values, candidates)
+    found = fit(*cached_by(spec, torch.float32), candidates)
+
+    assert found == replace(spec, max_positions=8000)
 
 
-def test_a_scaling_that_changed_during_the_run_is_named() -> None:
-    """Rather than that nothing fits, which is true and says less."""
-    keys, values = cached_by(spec_of([GLOBAL], "half", torch.float32), torch.float32)
-    long = RotaryCandidate(LOCAL.inv_freq_F, 1.0, "longrope")
+@pytest.mark.parametrize("dtype", sorted(TOLERANCES, key=str), ids=str)
+def test_the_layer_that_changes_first_bounds_the_spec(dtype: torch.dtype) -> None:
+    """A chunk holds all layers; each scaling has the bound that is its own."""
+    for layers, bound in (([LONG, LOCAL], 9000), ([DYNAMIC, LONG], 8000), ([LOCAL, GLOBAL], None)):
+        spec = spec_of(list(layers), "half", dtype)
+        assert fit(*cached_by(spec, dtype), list(layers)) == replace(spec, max_positions=bound)
 
-    with pytest.raises(UnsupportedModelError, match="change past position 64"):
-        fit(keys, values, [long], max_positions=128, original_positions=64)
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "newrope"])
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_scaling_that_changes_nobody_knows_when_is_named(rope_type: str, fits: bool) -> None:
+    """Also rather than that nothing fits, which is true and says less."""
+    keys, values = cached_by(
+        spec_of([LOCAL if fits else GLOBAL], "half", torch.float32), torch.float32
+    )
+    unknown = RotaryCandidate(LOCAL.inv_freq_F, 1.0, rope_type)
+
+    with pytest.raises(UnsupportedModelError, match=f"rotary scaling '{rope_type}'"):
+        fit(keys, values, [unknown])
 
 
 def test_a_scaling_that_nobody_uses_does_not_matter() -> None:
     """That of an image encoder, say."""
     keys, values = cached_by(spec_of([GLOBAL], "half", torch.float32), torch.float32)
 
-    assert fit(keys, values, [DYNAMIC, GLOBAL]).inv_freq_LF == (GLOBAL.inv_freq_F,)
+    unknown = RotaryCandidate(LOCAL.inv_freq_F, 1.0, "newrope")
+    found = fit(keys, values, [DYNAMIC, unknown, GLOBAL])
+
+    assert found == spec_of([GLOBAL], "half", torch.float32)
 
 
 @pytest.mark.parametrize(("max_positions", "expected"), [(1, [0]), (4, [0, 1, 2, 3]), (12, 6)])
@@ -181,6 +214,17 @@ def test_positions_stay_within_the_model(max_positions: int, expected: list[int]
 
     assert positions == expected if isinstance(expected, list) else len(positions) == expected
     assert max(positions) < max_positions
+
+
+def test_positions_stay_within_what_any_frequencies_hold_for() -> None:
+    """Past it, the run itself would change them; those that do not change allow any."""
+    yarn = RotaryCandidate(LOCAL.inv_freq_F, 1.0, "yarn", max_positions=99, original_positions=3)
+
+    assert max(probe_positions(10**6, [yarn, LOCAL])) == 7919
+    assert max(probe_positions(10**6, [yarn, DYNAMIC, LONG])) == 7919
+    for short in (replace(LONG, original_positions=12), replace(DYNAMIC, max_positions=12)):
+        assert max(probe_positions(10**6, [yarn, short])) == 11
+    assert probe_positions(2, [DYNAMIC]) == [0, 1]
 
 
 class Rotary(nn.Module):
@@ -223,6 +267,40 @@ def test_candidates_are_the_buffers_of_rotary_modules() -> None:
     ]
     assert rotary_candidates(bare) == [RotaryCandidate((1.0, 0.25), 1.0, "default")]
     assert rotary_candidates(nn.Linear(2, 2)) == []
+
+
+def test_candidates_of_changing_scalings_are_the_first_ones_and_their_limits() -> None:
+    """A longer run may have left others; which limit counts is for `check_static`."""
+    now, first = torch.tensor([0.5, 0.25]), torch.tensor([1.0, 0.5])
+    limits = {"original_max_position_embeddings": 64, "rope_theta": 1e4}
+    common: dict[str, Any] = {"original_max_seq_len": 512, "attention_scaling": 1.5}
+    one = SimpleNamespace(rope_parameters=limits)
+    per_kind = SimpleNamespace(rope_parameters={"local": {}, "global": limits})
+    model = nn.ModuleList(
+        [
+            Rotary("longrope", inv_freq=now, original_inv_freq=first, config=one, **common),
+            Rotary("dynamic", inv_freq=now, original_inv_freq=first, config=None, **common),
+            Rotary("yarn", inv_freq=now, original_inv_freq=first, config=one, **common),
+            Rotary(
+                {"local": "linear", "global": "longrope"},
+                local_inv_freq=now,
+                global_inv_freq=now,
+                global_original_inv_freq=first,
+                config=per_kind,
+            ),
+        ]
+    )
+
+    found = rotary_candidates(model)
+
+    assert found == [
+        RotaryCandidate((1.0, 0.5), 1.5, "longrope", 512, 64),
+        RotaryCandidate((1.0, 0.5), 1.5, "dynamic", 512, None),
+        RotaryCandidate((0.5, 0.25), 1.5, "yarn", 512, 64),
+        RotaryCandidate((0.5, 0.25), 1.0, "linear", None, None),
+        RotaryCandidate((1.0, 0.5), 1.0, "longrope", None, 64),
+    ]
+    assert [candidate.bound for candidate in found] == [64, 512, None, None, 64]
 
 
 class Layer(nn.Module):

@@ -27,7 +27,11 @@ from tests.fabric.engines.tiny import (
     tokens_without_cache,
 )
 
-SERVED = ["llama", "llama-yarn", "qwen3", "mistral", "gemma3", "smollm3", "glm"]
+BOUNDED = {"llama-dynamic": 512, "phi3-longrope": 64}
+SERVED = [
+    *("llama", "llama-yarn", "qwen3", "mistral", "gemma3", "smollm3", "glm"),
+    *("cohere", "olmo2", "gpt-neox", *BOUNDED),
+]
 SLIDING = ["mistral", "gemma3"]
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -137,6 +141,78 @@ def test_layers_may_rotate_unlike_one_another() -> None:
     assert smol[0] == smol[2] == smol[3] != smol[1] == (0.0,) * 4
 
 
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_sequence_may_be_as_long_as_its_frequencies_hold(name: str) -> None:
+    """To the last position, in one piece and restored, and not one further."""
+    engine, num_tokens = tiny_engine(name), BOUNDED[name]
+    tokens = some_tokens(num_tokens)
+    expected = tokens_without_cache(tiny_model(name), tokens[:-3], 4)
+
+    cache = restored(engine, tokens, num_tokens - 20)
+
+    assert engine.rotary.max_positions == num_tokens
+    assert engine.generate(tokens[:-3], None, 4) == expected
+    assert engine.generate(tokens[:-3], cache, 4) == expected
+    assert engine.cached_tokens(cache) == num_tokens
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_sequence_past_that_is_refused_before_it_is_run(name: str) -> None:
+    """A key computed there would have other frequencies, and so would all in the same run."""
+    engine, num_tokens = tiny_engine(name), BOUNDED[name]
+    tokens = some_tokens(num_tokens + 1)
+    cache, _ = engine.prefill(tokens[:-1])
+    keys, values = engine.capture(cache, 0, num_tokens)
+    longer = [torch.cat([states, states[:1]]) for states in (keys, values)]
+    engine.crop(cache, num_tokens - 2)
+
+    for call in (
+        lambda: engine.prefill(tokens, cache),
+        lambda: engine.generate(tokens[:-2], cache, 3),
+        lambda: engine.score(tokens[:-2], cache, tokens[:3]),
+        lambda: engine.restore(*longer),
+    ):
+        with pytest.raises(UnsupportedModelError, match=f"change past {num_tokens}"):
+            call()
+    assert engine.cached_tokens(cache) == num_tokens - 2
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_cache_that_grew_past_that_elsewhere_is_not_captured(name: str) -> None:
+    """Not even its first positions: they were computed with what came after."""
+    model, num_tokens = tiny_model(name), BOUNDED[name]
+    engine = TransformersEngine(LoadedModel(model, None, name, ""))
+    cache = engine.new_cache()
+    with torch.no_grad():
+        model(input_ids=torch.tensor([some_tokens(num_tokens + 1)]), cache=cache)
+
+    with pytest.raises(UnsupportedModelError, match=f"sequence of {num_tokens + 1} positions"):
+        engine.capture(cache, 0, 3)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_what_a_longer_run_left_in_the_model_does_not_matter(name: str) -> None:
+    """Dynamic scaling stays where the longest run took it, until a shorter one."""
+    model, num_tokens = tiny_model(name), BOUNDED[name]
+    logits_without_cache(model, some_tokens(num_tokens + 50))
+    engine = TransformersEngine(LoadedModel(model, None, name, f"weights of {name}"))
+
+    assert engine.rotary == tiny_engine(name).rotary
+    tokens = some_tokens(num_tokens)
+    assert torch.equal(engine.prefill(tokens)[1], tiny_engine(name).prefill(tokens)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", SERVED)
+def test_tables_are_taken_as_the_model_rounds_them(name: str, dtype: torch.dtype) -> None:
+    """To its own data type; OLMo's stay in 32 bits."""
+    rounded = str(dtype).removeprefix("torch.")
+
+    found = tiny_engine(name, dtype).rotary.table_dtype
+
+    assert found == ("float32" if name == "olmo2" else rounded)
+
+
 def test_the_engine_tells_what_its_cache_looks_like() -> None:
     """From the cache itself, not from the configuration."""
     engine = tiny_engine("glm")
@@ -145,6 +221,8 @@ def test_the_engine_tells_what_its_cache_looks_like() -> None:
     assert engine.geometry.raw_bytes_per_token == 4 * 2 * (16 + 16) * 2
     assert (engine.rotary.style, engine.rotary.rotary_dim) == ("interleaved", 8)
     assert engine.rotary.attention_scaling_L == (1.0,) * 4
+    assert tiny_engine("gpt-neox").rotary.rotary_dim == 4
+    assert tiny_engine("cohere").rotary.style == "interleaved"
     assert tiny_engine("llama-yarn").rotary.attention_scaling_L[0] > 1.1
     assert engine.window_tokens == 8
 
@@ -319,7 +397,7 @@ def test_a_long_prompt_is_computed_in_pieces(name: str, monkeypatch: pytest.Monk
     cache, last_logits = engine.prefill(tokens[:40])
     scored = engine.score(tokens[:45], cache, tokens[45:])
 
-    close = {"rtol": 1e-4, "atol": 1e-4}
+    close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
     torch.testing.assert_close(last_logits, expected[39], **close)
     torch.testing.assert_close(scored, expected[44:49], **close)
     torch.testing.assert_close(engine.score(tokens[:2], None, tokens[2:]), expected[1:49], **close)
@@ -489,8 +567,6 @@ REFUSED = {
     "rwkv": "rwkv: its forward does not take a cache",
     "gptj": "gptj layer 0: its keys are not turned by any",
     "t5": "t5: it has an encoder",
-    "llama-dynamic": "'dynamic': its frequencies depend on the length",
-    "phi3-longrope": "'longrope': its frequencies change past position 64",
 }
 
 

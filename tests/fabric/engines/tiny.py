@@ -36,6 +36,7 @@ _YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 _LONG = {
     "rope_type": "longrope",
@@ -66,6 +67,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1, 1]}),
     "glm": ("GlmConfig", {"head_dim": 16}),
+    "cohere": ("CohereConfig", {"tie_word_embeddings": False}),
+    "olmo2": ("Olmo2Config", {}),
+    "gpt-neox": ("GPTNeoXConfig", {"rope_parameters": _PARTIAL}),
     "qwen3-next": ("Qwen3NextConfig", {"layer_types": _LINEAR}),
     "deepseek-v3": (
         "DeepseekV3Config",

@@ -1,0 +1,28 @@
+"""Decoding kernels under the interpreter; `tests/gpu` runs the same on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.codec.kernels.interpreter import interpreting, why_not_interpreted
+from tests.suites.fused_decode_suite import FusedDecodeSuite
+
+if WHY_NOT := why_not_interpreted("triton_decode"):
+    pytest.skip(WHY_NOT, allow_module_level=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreter() -> Iterator[None]:
+    """Kernels run on host arrays."""
+    with interpreting():
+        yield
+
+
+class TestInterpretedDecode(FusedDecodeSuite):
+    """The contract."""
+
+    device = "cpu"
+    #: Triton's interpreter cuts the lower half off.
+    rounds_bfloat16 = False
