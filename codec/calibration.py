@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from codec.allocation import Allocation, allocate, budget_bits
 from codec.basis import PAPER_MAX_RANK, Basis, Moments, fit_basis
-from codec.calibration_file import CalibrationFile, read_file
-from codec.errors import ConfigError, CorruptBlobError
+from codec.calibration_file import CalibrationFile, Filed
+from codec.errors import ConfigError
 from codec.geometry import KVGeometry, Stage
-from codec.identity import Digest
 from codec.quantizer import dequantize, quantize
 from codec.rope import RotarySpec
 
@@ -87,7 +85,7 @@ class KindCalibration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(Filed):
     """One stage's codec parameters; equal content has an equal digest."""
 
     stage: Stage
@@ -103,47 +101,43 @@ class Calibration:
     provenance: Mapping[str, str | int] = field(default_factory=dict)
     """Model fingerprint, corpus digest, number of tokens: facts, not settings."""
 
-    @cached_property
-    def digest(self) -> Digest:
-        """Names this calibration."""
-        return self._file.digest
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all parameters: the fixed cost that no ratio of blobs shows."""
-        return self._file.nbytes
-
-    def save(self, path: Path) -> None:
-        """Write the file whole or not at all."""
-        self._file.save(path)
-
     @classmethod
-    def load(cls, path: Path) -> Calibration:
-        """Read a file that `save` wrote.
-
-        Raises
-        ------
-        CorruptBlobError
-            If the file is not one, is damaged, or does not give its stated digest.
-        """
-        return cls.from_file(read_file(path))
-
-    @classmethod
-    def from_file(cls, content: CalibrationFile) -> Calibration:
-        """The calibration that a file holds.
-
-        Raises
-        ------
-        CorruptBlobError
-            If its fields are not those of this profile.
-        """
-        try:
-            return _from_parts(content.fields, content.tensors)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptBlobError("calibration", f"cannot be read: {error}") from error
+    def from_parts(cls, stated: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """The calibration of these fields."""
+        if stated["profile"] != PROFILE:
+            raise ValueError(f"need profile {PROFILE}, got {stated['profile']!r}")
+        stage = Stage.parse(stated["stage"])
+        kinds = [
+            KindCalibration(
+                basis=Basis(
+                    mean_W=tensors[f"{kind}.mean"],
+                    directions_WC=tensors[f"{kind}.directions"],
+                    variance_C=tensors[f"{kind}.variance"],
+                ),
+                allocation=Allocation.from_table(tensors[f"{kind}.blocks"].numpy()),
+                max_row_error=stated["max_row_error"][number],
+                held_out_error=stated["held_out_error"][number],
+            )
+            for number, kind in enumerate(("keys", "values"))
+        ]
+        return cls(
+            stage=stage,
+            geometry=KVGeometry(
+                num_layers=stage.num_layers,
+                num_kv_heads=stage.num_heads,
+                key_head_dim=stated["key_head_dim"],
+                value_head_dim=stated["value_head_dim"],
+            ),
+            rotary=RotarySpec.from_dict(stated["rotary"]),
+            config=CalibrationConfig(**stated["config"]),
+            keys=kinds[0],
+            values=kinds[1],
+            provenance=stated["provenance"],
+        )
 
     @cached_property
-    def _file(self) -> CalibrationFile:
+    def file(self) -> CalibrationFile:
+        """All of it."""
         fields: dict[str, Any] = {
             "profile": PROFILE,
             "stage": str(self.stage),
@@ -294,36 +288,3 @@ def quantized(coefficients_TC: Tensor, allocation: Allocation) -> Tensor:
         coded = quantize(part, block.block_type)
         result[:, block.start : block.stop] = dequantize(coded, block.block_type)
     return result
-
-
-def _from_parts(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Calibration:
-    if fields["profile"] != PROFILE:
-        raise ValueError(f"need profile {PROFILE}, got {fields['profile']!r}")
-    stage = Stage.parse(fields["stage"])
-    kinds = [
-        KindCalibration(
-            basis=Basis(
-                mean_W=tensors[f"{kind}.mean"],
-                directions_WC=tensors[f"{kind}.directions"],
-                variance_C=tensors[f"{kind}.variance"],
-            ),
-            allocation=Allocation.from_table(tensors[f"{kind}.blocks"].numpy()),
-            max_row_error=fields["max_row_error"][number],
-            held_out_error=fields["held_out_error"][number],
-        )
-        for number, kind in enumerate(("keys", "values"))
-    ]
-    return Calibration(
-        stage=stage,
-        geometry=KVGeometry(
-            num_layers=stage.num_layers,
-            num_kv_heads=stage.num_heads,
-            key_head_dim=fields["key_head_dim"],
-            value_head_dim=fields["value_head_dim"],
-        ),
-        rotary=RotarySpec.from_dict(fields["rotary"]),
-        config=CalibrationConfig(**fields["config"]),
-        keys=kinds[0],
-        values=kinds[1],
-        provenance=fields["provenance"],
-    )

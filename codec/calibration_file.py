@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -77,6 +78,59 @@ class CalibrationFile:
         part = path.with_name(f"{path.name}.{self.digest.hex()}.part")
         part.write_bytes(self.to_bytes())
         part.replace(path)
+
+
+class Filed(ABC):
+    """A calibration of any profile: named by, and kept as, its file."""
+
+    @property
+    @abstractmethod
+    def file(self) -> CalibrationFile:
+        """All of it."""
+
+    @classmethod
+    @abstractmethod
+    def from_parts(cls, stated: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """The calibration of these fields; a ``KeyError``, `TypeError` or `ValueError` if none."""
+
+    @property
+    def digest(self) -> Digest:
+        """Names this calibration; equal content has an equal digest."""
+        return self.file.digest
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters: the fixed cost that no ratio of blobs shows."""
+        return self.file.nbytes
+
+    def save(self, path: Path) -> None:
+        """Write the file whole or not at all."""
+        self.file.save(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that `save` wrote.
+
+        Raises
+        ------
+        CorruptBlobError
+            If the file is not one, is damaged, or does not give its stated digest.
+        """
+        return cls.from_file(read_file(path))
+
+    @classmethod
+    def from_file(cls, content: CalibrationFile) -> Self:
+        """The calibration that a file holds.
+
+        Raises
+        ------
+        CorruptBlobError
+            If its fields are not those of this profile.
+        """
+        try:
+            return cls.from_parts(content.fields, content.tensors)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptBlobError("calibration", f"cannot be read: {error}") from error
 
 
 def read_file(path: Path) -> CalibrationFile:

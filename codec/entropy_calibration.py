@@ -7,28 +7,27 @@ coefficients of keys and values, in the space of the model's own sensitivity
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from codec.calibration_file import CalibrationFile, read_file
+from codec.calibration_file import CalibrationFile, Filed
 from codec.entropy.models import SymbolModels
-from codec.errors import ConfigError, CorruptBlobError
+from codec.errors import ConfigError
 from codec.geometry import KVGeometry, Stage
-from codec.identity import Digest
 from codec.importance import Importance
 from codec.projection import TokenRanks, ranks_of
 from codec.rope import RotarySpec
-from codec.sensitivity import Metric, times_blocks
+from codec.sensitivity import Metric, check_finite, times_blocks
 from codec.step_quantizer import Ints, Layout
-from codec.symbol_classes import SymbolClasses, split_levels
+from codec.symbol_classes import LAST_LEVEL, SymbolClasses, split_levels
 
 PROFILE = "entropy"
 """Name of this profile."""
@@ -105,8 +104,16 @@ class EntropyKind:
             )
         if num_blocks * head_dim != width:
             raise ValueError(f"need {width} coordinates in the metric's blocks")
+        if self.directions_WC.dtype != torch.float16 or self.level_C.dtype != torch.int32:
+            raise ValueError("directions must be float16, levels int32")
         if (self.level_C.diff() > 0).any():
             raise ValueError("levels must not rise")
+        if rank and not 0 <= int(self.level_C[-1]) <= int(self.level_C[0]) <= LAST_LEVEL:
+            raise ValueError(f"levels must be in 0..{LAST_LEVEL}")
+        check_finite("mean", self.mean_W)
+        check_finite("directions", self.directions_WC)
+        if not 0 <= self.outside_energy < math.inf:
+            raise ValueError(f"outside_energy must be finite, got {self.outside_energy}")
 
     @property
     def rank(self) -> int:
@@ -133,7 +140,7 @@ class EntropyKind:
 
     def energy(self, rows_TW: Tensor) -> Tensor:
         """Squared distance of rows from the mean in the metric, shape ``(T,)``."""
-        return self.metric.scale(rows_TW - self.mean_W).square().sum(dim=1)
+        return self.metric.energy(rows_TW - self.mean_W)
 
     @property
     def bands(self) -> Sequence[slice]:
@@ -143,7 +150,7 @@ class EntropyKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntropyCalibration:
+class EntropyCalibration(Filed):
     """One stage's parameters of the entropy profile; equal content has an equal digest."""
 
     stage: Stage
@@ -173,6 +180,21 @@ class EntropyCalibration:
     provenance: Mapping[str, str | int] = field(default_factory=dict)
     """Model fingerprint, corpus digest, number of tokens: facts, not settings."""
 
+    def __post_init__(self) -> None:
+        widths = (self.geometry.key_width, self.geometry.value_width)
+        if (len(self.keys.mean_W), len(self.values.mean_W)) != widths:
+            raise ValueError(f"rows must be {widths} wide")
+        if self.importance.direction_W.shape != (widths[0],):
+            raise ValueError(f"importance must be of {widths[0]} coordinates")
+        if self.rotary.num_layers != self.geometry.num_layers:
+            raise ValueError(f"need rotations of {self.geometry.num_layers} layers")
+        for name in ("step", "max_token_error", "held_out_bits", "held_out_rank"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
+        # Times and over a factor of 2**2.25, both of them squared, and still a number.
+        if not 1e-15 < self.step < 1e15:
+            raise ValueError(f"step must be a 32-bit number above 0, got {self.step}")
+
     @property
     def profile(self) -> str:
         """Name of the profile."""
@@ -188,47 +210,53 @@ class EntropyCalibration:
         first = self.classes.first_class
         return TokenRanks.of(ranks_of(kind.level_C.numpy(), first, shift_T))
 
-    @cached_property
-    def digest(self) -> Digest:
-        """Names this calibration."""
-        return self._file.digest
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all parameters: the fixed cost that no ratio of blobs shows."""
-        return self._file.nbytes
-
-    def save(self, path: Path) -> None:
-        """Write the file whole or not at all."""
-        self._file.save(path)
-
     @classmethod
-    def load(cls, path: Path) -> EntropyCalibration:
-        """Read a file that `save` wrote.
-
-        Raises
-        ------
-        CorruptBlobError
-            If the file is not one, is damaged, or does not give its stated digest.
-        """
-        return cls.from_file(read_file(path))
-
-    @classmethod
-    def from_file(cls, content: CalibrationFile) -> EntropyCalibration:
-        """The calibration that a file holds.
-
-        Raises
-        ------
-        CorruptBlobError
-            If its fields are not those of this profile.
-        """
-        try:
-            return _from_parts(content.fields, content.tensors)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptBlobError("calibration", f"cannot be read: {error}") from error
+    def from_parts(cls, stated: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """The calibration of these fields."""
+        if stated["profile"] != PROFILE:
+            raise ValueError(f"need profile {PROFILE}, got {stated['profile']!r}")
+        stage = Stage.parse(stated["stage"])
+        keys, values = (
+            EntropyKind(
+                mean_W=tensors[f"{kind}.mean"],
+                metric=Metric(root_BDD=tensors[f"{kind}.metric"]),
+                directions_WC=tensors[f"{kind}.directions"],
+                level_C=tensors[f"{kind}.levels"],
+                outside_energy=stated["outside_energy"][number],
+            )
+            for number, kind in enumerate(("keys", "values"))
+        )
+        return cls(
+            stage=stage,
+            geometry=KVGeometry(
+                num_layers=stage.num_layers,
+                num_kv_heads=stage.num_heads,
+                key_head_dim=stated["key_head_dim"],
+                value_head_dim=stated["value_head_dim"],
+            ),
+            rotary=RotarySpec.from_dict(stated["rotary"]),
+            config=EntropyConfig(**stated["config"]),
+            step=stated["step"],
+            classes=SymbolClasses(
+                models=SymbolModels(freq_KA=tensors["classes.frequencies"].numpy()),
+                offset_K=tensors["classes.offset"].numpy(),
+                bias1_K=tensors["classes.bias1"].numpy(),
+                bias2_K=tensors["classes.bias2"].numpy(),
+            ),
+            importance=Importance(
+                direction_W=tensors["importance.direction"], offset=stated["importance_offset"]
+            ),
+            keys=keys,
+            values=values,
+            max_token_error=stated["max_token_error"],
+            held_out_bits=stated["held_out_bits"],
+            held_out_rank=stated["held_out_rank"],
+            provenance=stated["provenance"],
+        )
 
     @cached_property
-    def _file(self) -> CalibrationFile:
+    def file(self) -> CalibrationFile:
+        """All of it."""
         stated = {
             "profile": PROFILE,
             "stage": str(self.stage),
@@ -261,46 +289,3 @@ class EntropyCalibration:
             tensors[f"{kind}.directions"] = part.directions_WC
             tensors[f"{kind}.levels"] = part.level_C
         return tensors
-
-
-def _from_parts(stated: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> EntropyCalibration:
-    if stated["profile"] != PROFILE:
-        raise ValueError(f"need profile {PROFILE}, got {stated['profile']!r}")
-    stage = Stage.parse(stated["stage"])
-    keys, values = (
-        EntropyKind(
-            mean_W=tensors[f"{kind}.mean"],
-            metric=Metric(root_BDD=tensors[f"{kind}.metric"]),
-            directions_WC=tensors[f"{kind}.directions"],
-            level_C=tensors[f"{kind}.levels"],
-            outside_energy=stated["outside_energy"][number],
-        )
-        for number, kind in enumerate(("keys", "values"))
-    )
-    return EntropyCalibration(
-        stage=stage,
-        geometry=KVGeometry(
-            num_layers=stage.num_layers,
-            num_kv_heads=stage.num_heads,
-            key_head_dim=stated["key_head_dim"],
-            value_head_dim=stated["value_head_dim"],
-        ),
-        rotary=RotarySpec.from_dict(stated["rotary"]),
-        config=EntropyConfig(**stated["config"]),
-        step=stated["step"],
-        classes=SymbolClasses(
-            models=SymbolModels(freq_KA=tensors["classes.frequencies"].numpy()),
-            offset_K=tensors["classes.offset"].numpy(),
-            bias1_K=tensors["classes.bias1"].numpy(),
-            bias2_K=tensors["classes.bias2"].numpy(),
-        ),
-        importance=Importance(
-            direction_W=tensors["importance.direction"], offset=stated["importance_offset"]
-        ),
-        keys=keys,
-        values=values,
-        max_token_error=stated["max_token_error"],
-        held_out_bits=stated["held_out_bits"],
-        held_out_rank=stated["held_out_rank"],
-        provenance=stated["provenance"],
-    )

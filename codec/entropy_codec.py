@@ -55,7 +55,6 @@ from codec.exact_rows import (
 )
 from codec.geometry import Stage
 from codec.identity import CodecId, digest
-from codec.projection import TokenRanks
 from codec.step_quantizer import (
     Floats,
     Ints,
@@ -65,11 +64,14 @@ from codec.step_quantizer import (
     quantization_errors,
     quantize_steps,
 )
-from codec.symbol_classes import step_factor
+from codec.symbol_classes import CLASSES_PER_OCTAVE, LADDER, ZERO_LEVEL, step_factor
 from codec.timing import StepTimes
 
-TOKENS_AT_ONCE = 64
-"""Tokens whose rows are 32-bit floats at a time while encoding: bounds the memory."""
+TOKENS_AT_ONCE = 32
+"""Tokens, for each byte of an element, whose rows are 32-bit floats at a time while encoding.
+
+It bounds that memory against the cache's own; more would be faster by little.
+"""
 LAYERS_AT_ONCE = 4
 """Layers whose rows are 32-bit floats at a time while decoding: bounds the memory."""
 
@@ -86,7 +88,10 @@ class EntropyCodec:
         self.calibration = calibration
         self.namespace = namespace
         self.codec_id = CodecId(
-            digest("kvfabric.codec.entropy", str(FORMAT_VERSION).encode(), calibration.digest)
+            digest(
+                "kvfabric.codec.entropy",
+                *(str(FORMAT_VERSION).encode(), LADDER.encode(), calibration.digest),
+            )
         )
         self._kinds: Mapping[str, EntropyKind] = {"k": calibration.keys, "v": calibration.values}
         self._backward: Mapping[str, Tensor] = {
@@ -132,8 +137,9 @@ class EntropyCodec:
         }
         energy = {kind: torch.zeros(len(positions)) for kind in self._kinds}
         shift_T = np.zeros(len(positions), np.int32)
-        for start in range(0, len(positions), TOKENS_AT_ONCE):
-            some = slice(start, start + TOKENS_AT_ONCE)
+        at_once = TOKENS_AT_ONCE * TORCH_DTYPES[header.dtype].itemsize
+        for start in range(0, len(positions), at_once):
+            some = slice(start, start + at_once)
             for kind, part in self._kinds.items():
                 with steps.step("rope"):
                     rows = (
@@ -144,9 +150,10 @@ class EntropyCodec:
                 with steps.step("project"):
                     if kind == "k":
                         shift_T[some] = self.calibration.importance.shifts(rows)
+                    rows = rows - part.mean_W
                     ranks = self.calibration.ranks(part, shift_T[some])
-                    coefficients[kind][some] = ranks.project(rows - part.mean_W, part.forward_WC)
-                    energy[kind][some] = part.energy(rows)
+                    coefficients[kind][some] = ranks.project(rows, part.forward_WC)
+                    energy[kind][some] = part.metric.energy(rows)
         with steps.step("quantize"):
             is_exact |= self._is_outlier(coefficients, energy, shift_T, is_exact)
             coded = {kind: part[~is_exact].numpy() for kind, part in coefficients.items()}
@@ -191,13 +198,12 @@ class EntropyCodec:
         restored = []
         for kind in self._kinds:
             exact = exact_values(blob, kind, int(is_exact.sum()), local)[:, :, columns]
-            ranks = self.calibration.ranks(self._kinds[kind], shift_T)
             restored.append(
                 self._restore(
                     kind,
                     # Not kept here as well: these are a good part of the memory.
                     self._coefficients(blob, kind, shift_T, steps, allow_truncated),
-                    ranks=ranks,
+                    shift_T=shift_T,
                     exact=exact,
                     is_exact=is_exact[:num_tokens],
                     local=local,
@@ -217,7 +223,9 @@ class EntropyCodec:
             (self.calibration.keys, shape.key_head_dim),
             (self.calibration.values, shape.value_head_dim),
         ):
-            spread_C = self.calibration.step * torch.exp2((part.level_C - 16) / 4)
+            spread_C = self.calibration.step * torch.exp2(
+                (part.level_C - ZERO_LEVEL) / CLASSES_PER_OCTAVE
+            )
             drawn = torch.randn(num_tokens, part.rank, generator=draw) * spread_C
             rows = torch.addmm(part.mean_W, drawn, part.backward_CW)
             arrays.append(rows.view(num_tokens, shape.num_layers, shape.num_kv_heads, dim))
@@ -265,7 +273,9 @@ class EntropyCodec:
             arguments = (calibration.step, shift_T, part.layout, calibration.classes)
             left_T = torch.from_numpy(quantization_errors(values.numpy(), *arguments))
             errors_T += outside_T + left_T
-            drift = max(drift, drift_of(outside_T[~is_sink], part.outside_energy))
+            # Held to the limit, so that one token, which is stored exactly, is no drift.
+            drifting_T = outside_T[~is_sink].clamp_max(calibration.max_token_error)
+            drift = max(drift, drift_of(drifting_T, part.outside_energy))
         if drift > DRIFT_BOUND:
             warnings.warn(DriftWarning(round(drift, 1)), stacklevel=3)
         # Not `>`: an error that overflowed is not a number, and such a row is exact too.
@@ -333,7 +343,7 @@ class EntropyCodec:
         kind: str,
         coefficients_TC: Tensor,
         *,
-        ranks: TokenRanks,
+        shift_T: Ints,
         exact: Tensor,
         is_exact: Tensor,
         local: range,
@@ -349,7 +359,7 @@ class EntropyCodec:
         result = torch.empty((len(is_exact), len(local), num_heads, head_dim), dtype=dtype)
         result[is_exact] = exact[: int(is_exact.sum())]
         positions = torch.arange(header.start_position, header.start_position + len(is_exact))
-        ranks = TokenRanks.of(ranks.rank_T[:num_coded])
+        ranks = self.calibration.ranks(self._kinds[kind], shift_T[:num_coded])
         coefficients_TC = coefficients_TC[:num_coded][ranks.order_T]
         mean = self._kinds[kind].mean_W.view(self.stage.num_layers, -1, head_dim)
         for first in range(local.start, local.stop, LAYERS_AT_ONCE):

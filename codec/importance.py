@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from codec.sensitivity import check_finite
 from codec.symbol_classes import CLASSES_PER_OCTAVE, MAX_SHIFT
 
 RIDGE = 50.0
@@ -34,6 +35,11 @@ class Importance:
 
     offset: float
     """Subtracted, so that a token of the mean shift has shift 0."""
+
+    def __post_init__(self) -> None:
+        check_finite("importance", self.direction_W)
+        if not math.isfinite(self.offset):
+            raise ValueError(f"importance offset must be finite, got {self.offset}")
 
     def log_of(self, keys_TW: Tensor) -> Tensor:
         """Predicted log importance, shape ``(T,)``, around 0."""

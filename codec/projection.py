@@ -18,7 +18,7 @@ from torch import Tensor
 
 from codec.step_quantizer import Ints
 
-BLOCK = 512
+BLOCK = 256
 """Coefficients of one product: enough that adding up blocks costs little."""
 
 

@@ -51,12 +51,20 @@ class Metric:
     root_BDD: Tensor
     """Shape ``(L * H, D, D)``, float32, symmetric, positive definite."""
 
+    def __post_init__(self) -> None:
+        shape = self.root_BDD.shape
+        if len(shape) != 3 or shape[1] != shape[2] or self.root_BDD.dtype != torch.float32:
+            raise ValueError(f"need float32 blocks (B, D, D), got {tuple(shape)}")
+        check_finite("metric", self.root_BDD)
+        if torch.linalg.cholesky_ex(self.root_BDD.double()).info.any():
+            raise ValueError("a block of the metric is not positive definite")
+
     @classmethod
     def of_blocks(cls, blocks_BDD: Tensor, *, shrinkage: float = SHRINKAGE) -> Metric:
         """The metric of blocks of Fisher information, each positive semidefinite.
 
-        A block of zeros (a layer whose output nothing reads) gets the smallest mean of
-        the others, so that its coordinates can still be coded.
+        A block of zeros (a layer whose output nothing reads) counts a thousandth of the least
+        of the others, so that its coordinates can still be coded.
         """
         blocks = blocks_BDD.double()
         mean_B = blocks.diagonal(dim1=1, dim2=2).mean(dim=1)
@@ -83,6 +91,10 @@ class Metric:
         """Rows times the root: shape ``(T, W)``."""
         return times_blocks(rows_TW, self.root_BDD)
 
+    def energy(self, rows_TW: Tensor) -> Tensor:
+        """Squares of scaled rows, summed: shape ``(T,)``."""
+        return _by_block(rows_TW, self.root_BDD).square_().sum(dim=(0, 2))
+
     def scale_covariance(self, covariance_WW: Tensor) -> Tensor:
         """Covariance of scaled rows, from that of plain ones."""
         half = times_blocks(covariance_WW, self.root_BDD)
@@ -91,9 +103,26 @@ class Metric:
 
 def times_blocks(rows_TW: Tensor, blocks_BDD: Tensor) -> Tensor:
     """Each row's run of ``D`` elements times its own block."""
+    return _by_block(rows_TW, blocks_BDD).transpose(0, 1).reshape(rows_TW.shape)
+
+
+def check_finite(what: str, values: Tensor) -> None:
+    """Refuse numbers that would spoil whatever they touch.
+
+    Raises
+    ------
+    ValueError
+        Naming ``what`` they were to be.
+    """
+    if not torch.isfinite(values).all():
+        raise ValueError(f"{what} must be finite")
+
+
+def _by_block(rows_TW: Tensor, blocks_BDD: Tensor) -> Tensor:
+    """The same, shape ``(L * H, T, D)``."""
     num_blocks, head_dim, _ = blocks_BDD.shape
     parts_BTD = rows_TW.reshape(len(rows_TW), num_blocks, head_dim).transpose(0, 1)
-    return torch.bmm(parts_BTD, blocks_BDD).transpose(0, 1).reshape(len(rows_TW), -1)
+    return torch.bmm(parts_BTD, blocks_BDD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +171,6 @@ class SensitivityMeter:
         for rows in window:
             if not torch.isfinite(rows).all():
                 raise ValueError("keys and gradients must be finite")
-        # Gradients are scaled into range: only their proportions within a window count.
         self._windows.append(
             (keys_TW.bfloat16(), key_gradients_TW.bfloat16(), value_gradients_TW.bfloat16())
         )

@@ -36,6 +36,10 @@ MAX_FIRST_CLASS = MAX_LEVEL - (CLASSES_PER_OCTAVE - 1) - MAX_SHIFT
 """Widest class that may be left out: no coefficient that keeps low bits apart comes below."""
 MAX_LOW_BITS = 16
 """Most bits of a code that are kept apart."""
+LAST_LEVEL = MAX_LEVEL + CLASSES_PER_OCTAVE * MAX_LOW_BITS
+"""Greatest level whose excess the low bits can take."""
+LADDER = f"{CLASSES_PER_OCTAVE} {NUM_CLASSES} {ZERO_LEVEL} {MAX_LEVEL} {MAX_SHIFT} {MAX_LOW_BITS}"
+"""All that decides what a code means besides a calibration: part of a codec's identity."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

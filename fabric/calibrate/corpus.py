@@ -171,10 +171,10 @@ def cut_windows(
     A file shorter than a window is one window by itself, if it is worth one.
     """
     size = config.window_tokens - len(prefix)
-    wanted = max(1, config.num_tokens // config.window_tokens // len(sources))
+    room = [max(len(part) // size, int(len(part) >= MIN_WINDOW_TOKENS)) for part in sources]
+    counts = _fair_shares(config.num_tokens // config.window_tokens, room)
     chosen: list[tuple[bytes, Window]] = []
-    for number, tokens in enumerate(sources):
-        count = min(wanted, max(len(tokens) // size, int(len(tokens) >= MIN_WINDOW_TOKENS)))
+    for number, (tokens, count) in enumerate(zip(sources, counts, strict=True)):
         for part in range(count):
             start = len(tokens) * part // count
             key = digest("kvfabric.window.1", bytes([number]), part.to_bytes(4, "little"))
@@ -186,6 +186,25 @@ def cut_windows(
             "name more text with --corpus"
         )
     return [window for _, window in sorted(chosen, key=lambda pair: pair[0])]
+
+
+def _fair_shares(total: int, room: Sequence[int]) -> list[int]:
+    """Split ``total`` evenly; what one has no room for goes to the others.
+
+    Each gets one at least, where it has room.
+
+    Examples
+    --------
+    >>> _fair_shares(10, [1, 9, 4])
+    [1, 5, 4]
+    """
+    shares = [min(1, most) for most in room]
+    for _ in range(total - sum(shares)):
+        open_ = [n for n, most in enumerate(room) if shares[n] < most]
+        if not open_:
+            break
+        shares[min(open_, key=shares.__getitem__)] += 1
+    return shares
 
 
 def gradient_windows(

@@ -8,13 +8,16 @@ in the same process, with the same threads, right beside the race.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from codec.blob import read_blob
 from codec.entropy_codec import EntropyCodec
+from codec.entropy_sections import read_shifts
+from codec.exact_rows import read_exact_rows
 
 GEMM_SIZE: Final = 2048
 COPY_BYTES: Final = 256 << 20
@@ -68,49 +71,76 @@ def measure_rates(
     )
 
 
-def encode_work(codec: EntropyCodec, num_tokens: int, stored_bytes: int) -> Mapping[str, StepWork]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coded:
+    """What blobs hold: coefficients that tokens are coded with, added up over tokens."""
+
+    num_tokens: int
+    """Those stored exactly included."""
+
+    keys: int
+    values: int
+    stored_bytes: int
+
+    @property
+    def both(self) -> int:
+        """Coefficients of keys and of values."""
+        return self.keys + self.values
+
+    @property
+    def mean_rank(self) -> float:
+        """Coefficients of keys and values that a token is coded with, in the mean."""
+        return self.both / self.num_tokens
+
+
+def coded_in(codec: EntropyCodec, blobs: Sequence[bytes]) -> Coded:
+    """Count what is in blobs, by the shifts that they carry."""
+    calibration = codec.calibration
+    num_tokens, keys, values = 0, 0, 0
+    for buf in blobs:
+        blob = read_blob(buf)
+        is_exact = read_exact_rows(blob)
+        shift_T = read_shifts(blob, int((~is_exact).sum()))
+        num_tokens += len(is_exact)
+        keys += int(calibration.ranks(calibration.keys, shift_T).rank_T.sum())
+        values += int(calibration.ranks(calibration.values, shift_T).rank_T.sum())
+    return Coded(num_tokens=num_tokens, keys=keys, values=values, stored_bytes=sum(map(len, blobs)))
+
+
+def encode_work(codec: EntropyCodec, coded: Coded) -> Mapping[str, StepWork]:
     """Least work of encoding, under the names of the steps that the codec times.
 
     The projection is counted bare: without the energies and the importance that its step
     also computes.
     """
-    key_width, _, coefficients = _sizes(codec)
     return {
-        "rope": StepWork(num_bytes=2 * FLOAT_BYTES * key_width * num_tokens),
-        "project": StepWork(flops=_projection_flops(codec) * num_tokens),
-        "quantize": StepWork(num_bytes=(FLOAT_BYTES + 1) * coefficients * num_tokens),
-        "entropy": StepWork(num_bytes=coefficients * num_tokens + stored_bytes),
+        "rope": _rope(codec, coded),
+        "project": _projection(codec, coded),
+        "quantize": StepWork(num_bytes=(FLOAT_BYTES + 1) * coded.both),
+        "entropy": StepWork(num_bytes=coded.both + coded.stored_bytes),
     }
 
 
-def decode_work(codec: EntropyCodec, num_tokens: int, stored_bytes: int) -> Mapping[str, StepWork]:
+def decode_work(codec: EntropyCodec, coded: Coded) -> Mapping[str, StepWork]:
     """Least work of decoding, under the names of the steps that the codec times."""
-    key_width, _, coefficients = _sizes(codec)
     return {
-        "verify": StepWork(num_bytes=stored_bytes),
-        "entropy": StepWork(num_bytes=coefficients * num_tokens + stored_bytes),
-        "dequantize": StepWork(num_bytes=(FLOAT_BYTES + 1) * coefficients * num_tokens),
-        "project": StepWork(flops=_projection_flops(codec) * num_tokens),
-        "rope": StepWork(num_bytes=2 * FLOAT_BYTES * key_width * num_tokens),
+        "verify": StepWork(num_bytes=coded.stored_bytes),
+        "entropy": StepWork(num_bytes=coded.both + coded.stored_bytes),
+        "dequantize": StepWork(num_bytes=(FLOAT_BYTES + 1) * coded.both),
+        "project": _projection(codec, coded),
+        "rope": _rope(codec, coded),
     }
 
 
-def _projection_flops(codec: EntropyCodec) -> int:
-    """Of one token."""
-    keys, values = codec.calibration.keys, codec.calibration.values
-    key_width, value_width, _ = _sizes(codec)
-    return 2 * (key_width * keys.rank + value_width * values.rank)
+def _rope(codec: EntropyCodec, coded: Coded) -> StepWork:
+    key_width = codec.calibration.geometry.key_width
+    return StepWork(num_bytes=2 * FLOAT_BYTES * key_width * coded.num_tokens)
 
 
-def _sizes(codec: EntropyCodec) -> tuple[int, int, int]:
-    """Width of keys, width of values, coefficients of both."""
-    calibration = codec.calibration
-    shape = calibration.geometry
-    return (
-        shape.key_width,
-        shape.value_width,
-        calibration.keys.rank + calibration.values.rank,
-    )
+def _projection(codec: EntropyCodec, coded: Coded) -> StepWork:
+    """No product with a coefficient that the token is not coded with."""
+    shape = codec.calibration.geometry
+    return StepWork(flops=2 * (shape.key_width * coded.keys + shape.value_width * coded.values))
 
 
 def _best_s(action: Callable[[], object], num_tries: int, clock: Clock) -> float:

@@ -124,6 +124,7 @@ def _speed(suffix: str, one: Race) -> dict[str, Any]:
     return {
         f"decode{suffix}_vs_prefill_speedup": one.decode_speedup,
         f"encode{suffix}_vs_prefill_speedup": one.encode_speedup,
+        f"coded_rank{suffix}": one.coded.mean_rank,
         f"decode{suffix}_s": one.decode_s,
         f"encode{suffix}_s": one.encode_s,
         f"decode{suffix}_peak_over_raw": one.decode_peak_over_raw,

@@ -28,8 +28,10 @@ from fabric.codec_bench.chunks import (
     prefix,
 )
 from fabric.codec_bench.floors import (
+    Coded,
     MachineRates,
     StepWork,
+    coded_in,
     decode_work,
     encode_work,
     measure_rates,
@@ -86,7 +88,7 @@ class Race:
 
     encode_speedup: float
     decode_speedup: float
-    stored_bytes: int
+    coded: Coded
     encode_steps: Mapping[str, StepTime]
     decode_steps: Mapping[str, StepTime]
     raw_bytes: int
@@ -148,9 +150,8 @@ def race(
                 name,
                 codec,
                 turns[name],
-                stored_bytes=sum(map(len, blobs[name])),
+                coded=coded_in(codec, blobs[name]),
                 rates=rates,
-                num_tokens=len(tokens),
             )
             | _peaks(engine, codec, rows, blobs[name], config)
             for name, codec in codecs.items()
@@ -198,11 +199,9 @@ def _result(
     codec: EntropyCodec,
     turns: _Turns,
     *,
-    stored_bytes: int,
+    coded: Coded,
     rates: MachineRates,
-    num_tokens: int,
 ) -> dict[str, Any]:
-    sizes = (codec, num_tokens, stored_bytes)
     return {
         "name": name,
         "prefill_s": statistics.median(turns.prefill_s),
@@ -210,9 +209,9 @@ def _result(
         "decode_s": statistics.median(turns.decode_s),
         "encode_speedup": _median_ratio(turns.prefill_s, turns.encode_s),
         "decode_speedup": _median_ratio(turns.prefill_s, turns.decode_s),
-        "stored_bytes": stored_bytes,
-        "encode_steps": _steps(turns.encode_steps, encode_work(*sizes), rates),
-        "decode_steps": _steps(turns.decode_steps, decode_work(*sizes), rates),
+        "coded": coded,
+        "encode_steps": _steps(turns.encode_steps, encode_work(codec, coded), rates),
+        "decode_steps": _steps(turns.decode_steps, decode_work(codec, coded), rates),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from codec.calibration_file import CalibrationFile
 from codec.entropy.models import SymbolModels
 from codec.entropy_calibration import NUM_BANDS, EntropyCalibration, EntropyConfig, EntropyKind
 from codec.errors import ConfigError, CorruptBlobError
-from codec.geometry import Stage
+from codec.geometry import KVGeometry, Stage
 from codec.importance import Importance
 from codec.rope import RotarySpec
 from codec.sensitivity import Metric
@@ -60,6 +61,10 @@ def other_kind(kind: EntropyKind, name: str) -> EntropyKind:
     return dataclasses.replace(kind, **{name: changed})
 
 
+SAME_WIDTHS = KVGeometry(num_layers=4, num_kv_heads=1, key_head_dim=32, value_head_dim=24)
+"""Other heads, rows as wide."""
+
+
 def others() -> dict[str, EntropyCalibration]:
     """Calibrations that differ from `calibrated` in one thing each."""
     made, classes = calibrated(), calibrated().classes
@@ -69,7 +74,7 @@ def others() -> dict[str, EntropyCalibration]:
     changes: dict[str, dict[str, Any]] = {
         "step": {"step": made.step * 1.001},
         "stage": {"stage": Stage(1, 5, 0, 2)},
-        "geometry": {"geometry": dataclasses.replace(GEOMETRY, value_head_dim=13)},
+        "geometry": {"geometry": SAME_WIDTHS},
         "rotary": {"rotary": RotarySpec.uniform([1.0] * 8, num_layers=4)},
         "config": {"config": EntropyConfig(target=made.config.target, sink_tokens=5)},
         "error": {"max_token_error": made.max_token_error + 1},
@@ -100,6 +105,56 @@ def test_the_digest_changes_with_every_part() -> None:
     assert len(set(digests.values())) == len(digests) == 25
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"geometry": dataclasses.replace(GEOMETRY, value_head_dim=13)},
+        {"rotary": RotarySpec.uniform([1.0] * 8, num_layers=3)},
+        {"importance": Importance.none(5)},
+        {"step": 0.0},
+        {"step": float("nan")},
+        {"step": -1.0},
+        {"step": 1e30},
+        {"max_token_error": float("inf")},
+        {"held_out_bits": float("nan")},
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
+    """However sound each is: a file may be sealed and still lie."""
+    with pytest.raises(ValueError, match=r"must be|need"):
+        dataclasses.replace(calibrated(), **change)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda kind: {"mean_W": torch.full_like(kind.mean_W, torch.nan)},
+        lambda kind: {"directions_WC": torch.full_like(kind.directions_WC, torch.inf)},
+        lambda kind: {"directions_WC": kind.directions_WC.float()},
+        lambda kind: {"level_C": kind.level_C.long()},
+        lambda kind: {"level_C": kind.level_C - 1000},
+        lambda kind: {"level_C": kind.level_C + 1000},
+        lambda _kind: {"outside_energy": float("nan")},
+    ],
+)
+def test_a_kind_with_impossible_numbers_is_refused(spoil: Callable[[Any], dict[str, Any]]) -> None:
+    """They would come back in every token that it decodes."""
+    kind = calibrated().keys
+
+    with pytest.raises(ValueError, match=r"must be"):
+        dataclasses.replace(kind, **spoil(kind))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 0.0, -1.0])
+def test_a_metric_that_has_no_inverse_is_refused(value: float) -> None:
+    """Rows could not come back from its space."""
+    root = calibrated().keys.metric.root_BDD.clone()
+    root[0] = value
+
+    with pytest.raises(ValueError, match="metric"):
+        Metric(root_BDD=root)
+
+
 def test_a_profile_is_not_taken_for_the_other(tmp_path: Path) -> None:
     """Both are files of the same kind, and each loader says which it needs."""
     entropy, paper = tmp_path / "e.safetensors", tmp_path / "p.safetensors"
@@ -115,7 +170,7 @@ def test_a_profile_is_not_taken_for_the_other(tmp_path: Path) -> None:
 
 def fields_and_tensors() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The content of a sound file, to be spoiled."""
-    content = calibrated()._file
+    content = calibrated().file
     fields = content.fields
     del fields["format"]
     return fields, dict(content.tensors)

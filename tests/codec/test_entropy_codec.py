@@ -108,14 +108,16 @@ def test_sinks_come_back_bit_for_bit(dtype: str) -> None:
 
 
 def test_outliers_come_back_bit_for_bit() -> None:
-    """Rows that would come back too wrong, in keys or in values; neighbours are coded."""
+    """Rows that would come back too wrong, in keys or in values; neighbours are coded.
+
+    Two tokens, stored as they are, are no drift of the text: no warning, which would be an error.
+    """
     codec = codec_of(8.0)
     keys, values = rotated_cache(64, seed=4, start=512)
     keys[10, 2, 1, 3] += 300
     values[20, 0, 0, 5] -= 300
 
-    with pytest.warns(DriftWarning):
-        blob = encoded(codec, (keys, values), start=512)
+    blob = encoded(codec, (keys, values), start=512)
     decoded = codec.decode(blob)
 
     assert len(read_blob(blob).section("exact.rows").data) == 8

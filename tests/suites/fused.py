@@ -19,7 +19,7 @@ from codec.quantizer import CODED_TYPES, BlockType, dequantize, quantize
 from codec.rope import RotarySpec
 from codec.sensitivity import Metric
 from codec.step_quantizer import Ints, Layout, StepCodes, dequantize_steps, quantize_steps
-from codec.symbol_classes import MAX_SHIFT, NUM_CLASSES, SymbolClasses, class_of
+from codec.symbol_classes import LAST_LEVEL, MAX_SHIFT, NUM_CLASSES, SymbolClasses, class_of
 
 #: Tokens, layers, heads, head dimension, rotary pairs, style, coefficients, type of the rows.
 #: Tiles are 64 tokens, 32 pairs, 64 (or, decoding, 32) coefficients.
@@ -105,9 +105,9 @@ def problem(case: str, *, seed: int = 0, least_alphabet: int = 2, alphabet: int 
     shape = (num_tokens, num_layers, num_heads, head_dim)
     directions_WC = torch.randn(width, rank, generator=draw) / width**0.5
     skew_BDD = torch.randn(num_layers * num_heads, head_dim, head_dim, generator=draw) / head_dim
-    # From under the ladder to past what low bits bring down to it.
-    level_C = torch.randint(-3, 49, (rank,), generator=draw, dtype=torch.int32)
-    level_C[::17] = 100
+    # From the foot of the ladder to the last level that low bits bring down to it.
+    level_C = torch.randint(0, 49, (rank,), generator=draw, dtype=torch.int32)
+    level_C[::17] = LAST_LEVEL
     level_C = level_C.sort(descending=True).values
     return Problem(
         rows_TLHD=(2 * torch.randn(shape, generator=draw) + 1).to(dtype),

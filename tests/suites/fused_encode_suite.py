@@ -16,7 +16,7 @@ from codec.allocation import Allocation, Block
 from codec.kernels.block_layout import BlockLayout
 from codec.kernels.step_tables import split_codes
 from codec.quantizer import BlockType
-from codec.symbol_classes import NUM_CLASSES, class_of, step_factor
+from codec.symbol_classes import MAX_LEVEL, MAX_SHIFT, class_of, step_factor
 from tests.suites.fused import (
     CASES,
     Problem,
@@ -127,7 +127,7 @@ class FusedEncodeSuite:
         assert len(codes.escapes_N) > 20
         assert len(codes.low_PT) > 20
         assert level_CT.min() < 0
-        assert level_CT.max() >= NUM_CLASSES
+        assert level_CT.max() == MAX_LEVEL + MAX_SHIFT
         assert len(set(given.rank_T.tolist())) > 5
 
     @pytest.mark.parametrize("case", CASES)

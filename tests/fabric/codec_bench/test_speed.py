@@ -29,13 +29,14 @@ def test_every_codec_races_in_every_turn(made: Made) -> None:
 
     assert rates == RATES
     assert [one.name for one in found] == ["entropy@2", "entropy@8"]
-    assert found[0].stored_bytes > found[1].stored_bytes > 0
+    assert found[0].coded.stored_bytes > found[1].coded.stored_bytes > 0
+    assert {one.coded.num_tokens for one in found} == {96}
     assert found[0].raw_bytes == 96 * 4 * 2 * 2 * 8 * 4
     assert told == [0.25, 0.5, 0.75, 1.0]
     for one, codec in zip(found, codecs.values(), strict=True):
         for steps, work in (
-            (one.encode_steps, encode_work(codec, 96, one.stored_bytes)),
-            (one.decode_steps, decode_work(codec, 96, one.stored_bytes)),
+            (one.encode_steps, encode_work(codec, one.coded)),
+            (one.decode_steps, decode_work(codec, one.coded)),
         ):
             assert set(steps) == set(work)
             assert all(step.seconds > 0 for step in steps.values())
