@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from codec.calibration_file import CalibrationFile, Filed
@@ -23,11 +24,11 @@ from codec.entropy.models import SymbolModels
 from codec.errors import ConfigError
 from codec.geometry import KVGeometry, Stage
 from codec.importance import Importance
-from codec.projection import TokenRanks, ranks_of
+from codec.projection import LayerGroup, TokenRanks, ranks_of
 from codec.rope import RotarySpec
 from codec.sensitivity import Metric, check_finite, times_blocks
 from codec.step_quantizer import Ints, Layout
-from codec.symbol_classes import LAST_LEVEL, SymbolClasses, split_levels
+from codec.symbol_classes import LAST_LEVEL, MAX_SHIFT, SymbolClasses, split_levels
 
 PROFILE = "entropy"
 """Name of this profile."""
@@ -49,7 +50,7 @@ class EntropyConfig:
     holdout_every: int = 4
     """Every such window is kept from the basis, for levels, models and error limits."""
 
-    time_price: float = 1.0
+    time_price: float = 0.3
     """What coding a coefficient of a token must save beyond its bits, in squared steps.
 
     It is the price of its share of the projection: 0 codes all that pay for their bits.
@@ -85,8 +86,15 @@ class EntropyKind:
 
     metric: Metric
 
-    directions_WC: Tensor
-    """Shape ``(W, C)``, float16: orthonormal in the metric's space, by falling level."""
+    directions_GC: Tensor
+    """Shape ``(G, C)``, float16: by falling level; of one group orthonormal in the metric's space.
+
+    A coefficient is of one group of layers, G coordinates, and nothing to the others.  Where
+    the last group is shorter, its directions end in zeros.
+    """
+
+    group_C: Tensor
+    """Shape ``(C,)``, int32: which group each coefficient is of."""
 
     level_C: Tensor
     """Shape ``(C,)``, int32: `codec.symbol_classes.levels_of` each coefficient."""
@@ -95,30 +103,40 @@ class EntropyKind:
     """Mean energy of a held-out token outside its coefficients, in squares of its step."""
 
     def __post_init__(self) -> None:
-        width, rank = self.directions_WC.shape
+        group_width, rank = self.directions_GC.shape
+        (width,) = self.mean_W.shape
         num_blocks, head_dim, _ = self.metric.root_BDD.shape
-        if self.mean_W.shape != (width,) or self.level_C.shape != (rank,):
+        if self.group_C.shape != (rank,) or self.level_C.shape != (rank,):
             raise ValueError(
-                f"shapes disagree: mean {tuple(self.mean_W.shape)}, directions {width, rank}, "
-                f"levels {tuple(self.level_C.shape)}"
+                f"shapes disagree: directions {group_width, rank}, groups "
+                f"{tuple(self.group_C.shape)}, levels {tuple(self.level_C.shape)}"
             )
         if num_blocks * head_dim != width:
             raise ValueError(f"need {width} coordinates in the metric's blocks")
-        if self.directions_WC.dtype != torch.float16 or self.level_C.dtype != torch.int32:
-            raise ValueError("directions must be float16, levels int32")
+        if not 0 < group_width <= width or group_width % head_dim:
+            raise ValueError(f"a group of {group_width} is not whole heads of {width} coordinates")
+        num_groups = -(-width // group_width)
+        kinds = (self.directions_GC.dtype, self.group_C.dtype, self.level_C.dtype)
+        if kinds != (torch.float16, torch.int32, torch.int32):
+            raise ValueError("directions must be float16, groups and levels int32")
+        if not ((self.group_C >= 0) & (self.group_C < num_groups)).all():
+            raise ValueError(f"groups must be in 0..{num_groups - 1}")
+        num_last = width - (num_groups - 1) * group_width
+        if self.directions_GC[num_last:, self.group_C == num_groups - 1].any():
+            raise ValueError("directions of the last group reach past its end")
         if (self.level_C.diff() > 0).any():
             raise ValueError("levels must not rise")
         if rank and not 0 <= int(self.level_C[-1]) <= int(self.level_C[0]) <= LAST_LEVEL:
             raise ValueError(f"levels must be in 0..{LAST_LEVEL}")
         check_finite("mean", self.mean_W)
-        check_finite("directions", self.directions_WC)
+        check_finite("directions", self.directions_GC)
         if not 0 <= self.outside_energy < math.inf:
             raise ValueError(f"outside_energy must be finite, got {self.outside_energy}")
 
     @property
     def rank(self) -> int:
         """Coefficients kept."""
-        return self.directions_WC.shape[1]
+        return self.directions_GC.shape[1]
 
     @cached_property
     def layout(self) -> Layout:
@@ -127,16 +145,44 @@ class EntropyKind:
         return Layout(level_C, low_bits_C)
 
     @cached_property
-    def forward_WC(self) -> Tensor:  # noqa: N802 - axis letters
-        """What rows less their mean are multiplied by, float32."""
-        columns_CW = self.directions_WC.float().T.contiguous()
-        return times_blocks(columns_CW, self.metric.root_BDD).T.contiguous()
+    def groups(self) -> Sequence[LayerGroup]:
+        """The projection, group by group."""
+        group_width = len(self.directions_GC)
+        num_blocks, head_dim, _ = self.metric.root_BDD.shape
+        per_group = group_width // head_dim
+        inverse_BDD = self.metric.inverse_BDD
+        found = []
+        for number, first in enumerate(range(0, num_blocks, per_group)):
+            blocks = slice(first, min(first + per_group, num_blocks))
+            coordinates = slice(blocks.start * head_dim, blocks.stop * head_dim)
+            columns_C = torch.nonzero(self.group_C == number).flatten()
+            directions_GC = self.directions_GC[: coordinates.stop - coordinates.start, columns_C]
+            rows_CG = directions_GC.float().T.contiguous()
+            found.append(
+                LayerGroup(
+                    coordinates=coordinates,
+                    columns_C=columns_C,
+                    level_C=self.level_C[columns_C].numpy(),
+                    forward_CG=times_blocks(rows_CG, self.metric.root_BDD[blocks]),
+                    backward_CG=times_blocks(rows_CG, inverse_BDD[blocks]),
+                )
+            )
+        return found
 
-    @cached_property
-    def backward_CW(self) -> Tensor:  # noqa: N802
-        """What coefficients are multiplied by to be rows less their mean, float32."""
-        columns_CW = self.directions_WC.float().T.contiguous()
-        return times_blocks(columns_CW, self.metric.inverse_BDD)
+    def coefficients(self, rows_TW: Tensor) -> Tensor:
+        """All coefficients of rows, shape ``(T, C)``, whether they are coded or not."""
+        result = torch.empty(len(rows_TW), self.rank)
+        centered = rows_TW - self.mean_W
+        for group in self.groups:
+            result[:, group.columns_C] = centered[:, group.coordinates] @ group.forward_CG.T
+        return result
+
+    def rows(self, coefficients_TC: Tensor) -> Tensor:
+        """Rows that coefficients stand for, shape ``(T, W)``."""
+        result = self.mean_W.repeat(len(coefficients_TC), 1)
+        for group in self.groups:
+            result[:, group.coordinates] += coefficients_TC[:, group.columns_C] @ group.backward_CG
+        return result
 
     def energy(self, rows_TW: Tensor) -> Tensor:
         """Squared distance of rows from the mean in the metric, shape ``(T,)``."""
@@ -181,13 +227,17 @@ class EntropyCalibration(Filed):
     """Model fingerprint, corpus digest, number of tokens: facts, not settings."""
 
     def __post_init__(self) -> None:
-        widths = (self.geometry.key_width, self.geometry.value_width)
+        shape = self.geometry
+        widths = (shape.key_width, shape.value_width)
         if (len(self.keys.mean_W), len(self.values.mean_W)) != widths:
             raise ValueError(f"rows must be {widths} wide")
+        for part, width in zip((self.keys, self.values), widths, strict=True):
+            if len(part.directions_GC) % (width // shape.num_layers):
+                raise ValueError(f"a group of {len(part.directions_GC)} is not whole layers")
         if self.importance.direction_W.shape != (widths[0],):
             raise ValueError(f"importance must be of {widths[0]} coordinates")
-        if self.rotary.num_layers != self.geometry.num_layers:
-            raise ValueError(f"need rotations of {self.geometry.num_layers} layers")
+        if self.rotary.num_layers != shape.num_layers:
+            raise ValueError(f"need rotations of {shape.num_layers} layers")
         for name in ("step", "max_token_error", "held_out_bits", "held_out_rank"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
@@ -205,10 +255,25 @@ class EntropyCalibration(Filed):
         """Compression of held-out rows against 16 bits."""
         return 8 * self.geometry.raw_bytes_per_token / self.held_out_bits
 
-    def ranks(self, kind: EntropyKind, shift_T: Ints) -> TokenRanks:
+    def ranks(self, part: EntropyKind, shift_T: Ints) -> NDArray[np.int64]:
         """How many of a kind's coefficients tokens of these shifts are coded with."""
+        return ranks_of(part.level_C.numpy(), self.classes.first_class, shift_T)
+
+    def token_ranks(self, group: LayerGroup, shift_T: Ints) -> TokenRanks:
+        """The same within a group, in the order that its projection wants."""
         first = self.classes.first_class
-        return TokenRanks.of(ranks_of(kind.level_C.numpy(), first, shift_T))
+        every_shift = np.arange(-MAX_SHIFT, MAX_SHIFT + 1, dtype=np.int32)
+        possible = ranks_of(group.level_C, first, every_shift)
+        return TokenRanks.of(ranks_of(group.level_C, first, shift_T), possible.tolist())
+
+    def project(self, part: EntropyKind, rows_TW: Tensor, shift_T: Ints) -> Tensor:
+        """Coefficients of rows less their mean, shape ``(C, T)``; 0 where a token is not coded."""
+        result = torch.empty(part.rank, len(rows_TW))
+        for group in part.groups:
+            ranks = self.token_ranks(group, shift_T)
+            rows_TG = rows_TW[:, group.coordinates]
+            result[group.columns_C] = ranks.project(rows_TG, group.forward_CG)
+        return result
 
     @classmethod
     def from_parts(cls, stated: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
@@ -220,7 +285,8 @@ class EntropyCalibration(Filed):
             EntropyKind(
                 mean_W=tensors[f"{kind}.mean"],
                 metric=Metric(root_BDD=tensors[f"{kind}.metric"]),
-                directions_WC=tensors[f"{kind}.directions"],
+                directions_GC=tensors[f"{kind}.directions"],
+                group_C=tensors[f"{kind}.groups"],
                 level_C=tensors[f"{kind}.levels"],
                 outside_energy=stated["outside_energy"][number],
             )
@@ -286,6 +352,7 @@ class EntropyCalibration(Filed):
         for kind, part in (("keys", self.keys), ("values", self.values)):
             tensors[f"{kind}.mean"] = part.mean_W
             tensors[f"{kind}.metric"] = part.metric.root_BDD
-            tensors[f"{kind}.directions"] = part.directions_WC
+            tensors[f"{kind}.directions"] = part.directions_GC
+            tensors[f"{kind}.groups"] = part.group_C
             tensors[f"{kind}.levels"] = part.level_C
         return tensors

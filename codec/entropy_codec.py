@@ -47,6 +47,7 @@ from codec.entropy_sections import (
 )
 from codec.errors import CorruptBlobError
 from codec.exact_rows import (
+    all_finite,
     checked_rows,
     exact_sections,
     exact_values,
@@ -67,13 +68,11 @@ from codec.step_quantizer import (
 from codec.symbol_classes import CLASSES_PER_OCTAVE, LADDER, ZERO_LEVEL, step_factor
 from codec.timing import StepTimes
 
-TOKENS_AT_ONCE = 32
-"""Tokens, for each byte of an element, whose rows are 32-bit floats at a time while encoding.
+TOKENS_AT_ONCE = {2: 64, 4: 256}
+"""By bytes of an element, tokens whose rows are 32-bit floats at a time while encoding.
 
-It bounds that memory against the cache's own; more would be faster by little.
+Products want many; what the rows take is bounded against the cache's own memory.
 """
-LAYERS_AT_ONCE = 4
-"""Layers whose rows are 32-bit floats at a time while decoding: bounds the memory."""
 
 
 class EntropyCodec:
@@ -94,10 +93,6 @@ class EntropyCodec:
             )
         )
         self._kinds: Mapping[str, EntropyKind] = {"k": calibration.keys, "v": calibration.values}
-        self._backward: Mapping[str, Tensor] = {
-            name: _by_layer(kind.backward_CW, calibration.stage.num_layers)
-            for name, kind in self._kinds.items()
-        }
 
     @property
     def stage(self) -> Stage:
@@ -133,11 +128,11 @@ class EntropyCodec:
         positions = torch.arange(header.start_position, header.start_position + header.num_tokens)
         is_exact = positions < self.calibration.config.sink_tokens
         coefficients = {
-            kind: torch.zeros(len(positions), part.rank) for kind, part in self._kinds.items()
+            kind: torch.zeros(part.rank, len(positions)) for kind, part in self._kinds.items()
         }
         energy = {kind: torch.zeros(len(positions)) for kind in self._kinds}
         shift_T = np.zeros(len(positions), np.int32)
-        at_once = TOKENS_AT_ONCE * TORCH_DTYPES[header.dtype].itemsize
+        at_once = TOKENS_AT_ONCE[TORCH_DTYPES[header.dtype].itemsize]
         for start in range(0, len(positions), at_once):
             some = slice(start, start + at_once)
             for kind, part in self._kinds.items():
@@ -151,12 +146,12 @@ class EntropyCodec:
                     if kind == "k":
                         shift_T[some] = self.calibration.importance.shifts(rows)
                     rows = rows - part.mean_W
-                    ranks = self.calibration.ranks(part, shift_T[some])
-                    coefficients[kind][some] = ranks.project(rows, part.forward_WC)
+                    projected = self.calibration.project(part, rows, shift_T[some])
+                    coefficients[kind][:, some] = projected
                     energy[kind][some] = part.metric.energy(rows)
         with steps.step("quantize"):
             is_exact |= self._is_outlier(coefficients, energy, shift_T, is_exact)
-            coded = {kind: part[~is_exact].numpy() for kind, part in coefficients.items()}
+            coded = {kind: part[:, ~is_exact].numpy().T for kind, part in coefficients.items()}
             shift_T = shift_T[~is_exact.numpy()]
             codes = {kind: list(self._quantize(kind, coded[kind], shift_T)) for kind in coded}
         with steps.step("entropy"):
@@ -227,7 +222,7 @@ class EntropyCodec:
                 (part.level_C - ZERO_LEVEL) / CLASSES_PER_OCTAVE
             )
             drawn = torch.randn(num_tokens, part.rank, generator=draw) * spread_C
-            rows = torch.addmm(part.mean_W, drawn, part.backward_CW)
+            rows = part.rows(drawn)
             arrays.append(rows.view(num_tokens, shape.num_layers, shape.num_kv_heads, dim))
         keys = self.calibration.rotary.rotate(arrays[0], torch.arange(num_tokens))
         return keys.to(TORCH_DTYPES[dtype]), arrays[1].to(TORCH_DTYPES[dtype])
@@ -268,10 +263,10 @@ class EntropyCodec:
         drift = 0.0
         for kind, part in self._kinds.items():
             values = coefficients[kind]
-            kept_T = values.double().square().sum(dim=1)
+            kept_T = values.square().sum(dim=0, dtype=torch.float64)
             outside_T = (energy[kind].double() - kept_T).clamp_min(0) / square_step_T
             arguments = (calibration.step, shift_T, part.layout, calibration.classes)
-            left_T = torch.from_numpy(quantization_errors(values.numpy(), *arguments))
+            left_T = torch.from_numpy(quantization_errors(values.numpy().T, *arguments))
             errors_T += outside_T + left_T
             # Held to the limit, so that one token, which is stored exactly, is no drift.
             drifting_T = outside_T[~is_sink].clamp_max(calibration.max_token_error)
@@ -306,9 +301,9 @@ class EntropyCodec:
     def _coefficients(
         self, blob: Blob, kind: str, shift_T: Ints, steps: StepTimes, allow_truncated: bool
     ) -> Tensor:
-        """Coefficients of the coded rows, shape ``(T', C)``; zero in bands that are missing."""
+        """Coefficients of the coded rows, shape ``(C, T')``; zero in bands that are missing."""
         part, calibration = self._kinds[kind], self.calibration
-        result = torch.zeros(len(shift_T), part.rank)
+        result = torch.zeros(part.rank, len(shift_T))
         for number, band in enumerate(part.bands):
             layout = part.layout.rows(band)
             name = f"{kind}.{number}"
@@ -335,13 +330,13 @@ class EntropyCodec:
                 values = dequantize_steps(
                     codes, calibration.step, shift_T, layout, calibration.classes
                 )
-                result[:, band] = torch.from_numpy(values)
+                result[band] = torch.from_numpy(values.T)
         return result
 
     def _restore(
         self,
         kind: str,
-        coefficients_TC: Tensor,
+        coefficients_CT: Tensor,
         *,
         shift_T: Ints,
         exact: Tensor,
@@ -359,32 +354,28 @@ class EntropyCodec:
         result = torch.empty((len(is_exact), len(local), num_heads, head_dim), dtype=dtype)
         result[is_exact] = exact[: int(is_exact.sum())]
         positions = torch.arange(header.start_position, header.start_position + len(is_exact))
-        ranks = self.calibration.ranks(self._kinds[kind], shift_T[:num_coded])
-        coefficients_TC = coefficients_TC[:num_coded][ranks.order_T]
-        mean = self._kinds[kind].mean_W.view(self.stage.num_layers, -1, head_dim)
-        for first in range(local.start, local.stop, LAYERS_AT_ONCE):
-            group = range(first, min(first + LAYERS_AT_ONCE, local.stop))
-            rows = torch.empty(num_coded, len(group), num_heads, head_dim)
+        mean_W = self._kinds[kind].mean_W
+        layer_width = len(mean_W) // self.stage.num_layers
+        for group in self._kinds[kind].groups:
+            if not (wanted := group.runs(layer_width, local)):
+                continue
             with steps.step("project"):
-                for at, layer in enumerate(group):
-                    basis = self._backward[kind][layer].view(-1, *mean.shape[1:])[:, columns]
-                    flat = basis.reshape(len(basis), num_heads * head_dim)
-                    ordered = ranks.reconstruct(
-                        coefficients_TC, flat, mean[layer, columns].flatten()
-                    )
-                    rows[ranks.order_T, at] = ordered.view(num_coded, num_heads, head_dim)
-            if not torch.isfinite(rows).all():
-                raise CorruptBlobError(f"section {kind}.0", "a coefficient is too large")
-            if kind == "k":
-                with steps.step("rope"):
-                    rotary = self.calibration.rotary.of_layers(group)
-                    rows = rotary.rotate(rows, positions[~is_exact])
-            start = group.start - local.start
-            result[~is_exact, start : start + len(group)] = to_dtype(rows, dtype)
+                ranks = self.calibration.token_ranks(group, shift_T[:num_coded])
+                mine_TC = coefficients_CT[group.columns_C].T[ranks.order_T]
+            for some in wanted:
+                rows = torch.empty(num_coded, len(some), num_heads, head_dim)
+                with steps.step("project"):
+                    for at, layer in enumerate(some):
+                        start = layer * layer_width + columns.start * head_dim
+                        inside = slice(start, start + num_heads * head_dim)
+                        ordered = ranks.reconstruct(mine_TC, group.backward(inside), mean_W[inside])
+                        rows[ranks.order_T, at] = ordered.view(num_coded, num_heads, head_dim)
+                if not all_finite(rows):
+                    raise CorruptBlobError(f"section {kind}.0", "a coefficient is too large")
+                if kind == "k":
+                    with steps.step("rope"):
+                        rotary = self.calibration.rotary.of_layers(some)
+                        rows = rotary.rotate(rows, positions[~is_exact])
+                start = some.start - local.start
+                result[~is_exact, start : start + len(some)] = to_dtype(rows, dtype)
         return result
-
-
-def _by_layer(backward_CW: Tensor, num_layers: int) -> Tensor:
-    """Shape ``(L, C, W / L)``: the columns of a layer lie together."""
-    rank, width = backward_CW.shape
-    return backward_CW.view(rank, num_layers, width // num_layers).transpose(0, 1).contiguous()

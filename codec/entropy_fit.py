@@ -31,7 +31,7 @@ from codec.errors import ConfigError
 from codec.geometry import KVGeometry, Stage
 from codec.importance import Importance, fit_importance
 from codec.rope import RotarySpec
-from codec.sensitivity import Metric, Sensitivity, times_blocks
+from codec.sensitivity import Metric, Sensitivity
 from codec.step_quantizer import (
     ClassCounts,
     Floats,
@@ -55,6 +55,11 @@ ROUNDING_OFFSET = 0.4
 """Below one half: a code nearer to zero is cheaper, and its value hardly worse."""
 BIT_PRICE = 0.12
 """Squared steps that one bit must save: about the slope 2 ln 2 / 12 of a uniform quantizer."""
+LAYERS_PER_BASIS = 20
+"""Layers that share directions, at most; more are split evenly into groups of their own.
+
+That halves the arithmetic of SmolLM2's 30 layers; 18 are better left together (docs/codec.md).
+"""
 IMPORTANCE_RANK = 600
 """Leading coefficients of keys that the importance is regressed on."""
 FIT_ROWS = 2048
@@ -78,9 +83,7 @@ _STEP_ROUNDS = 14
 class _Kind:
     """One kind's directions, and coefficients of held-out rows."""
 
-    mean_W: Tensor
-    metric: Metric
-    directions_WC: Tensor
+    directions: EntropyKind
     fit_TC: Floats
     judge_TC: Floats
     judge_energy_T: NDArray[np.float64]
@@ -109,6 +112,7 @@ class EntropyFitter:
         moments: tuple[Moments, Moments],
         held_out: tuple[Tensor, Tensor],
         sensitivity: Sensitivity,
+        layers_per_basis: int | None = None,
         on_progress: Callable[[float], None] = lambda _fraction: None,
     ) -> None:
         """Find directions and importance.
@@ -119,6 +123,8 @@ class EntropyFitter:
             Of unrotated keys, and values.
         held_out
             Rows of both, shape ``(N, W)``, that the moments have not seen.
+        layers_per_basis
+            Layers that share directions; by default as `LAYERS_PER_BASIS` has it.
 
         Raises
         ------
@@ -129,23 +135,25 @@ class EntropyFitter:
             raise ConfigError(f"need at least 2 held-out rows, got {len(held_out[0])}")
         self.stage, self.geometry, self.rotary = stage, geometry, rotary
         metrics = (sensitivity.key_metric, sensitivity.value_metric)
+        if layers_per_basis is None:
+            num_groups = math.ceil(stage.num_layers / LAYERS_PER_BASIS)
+            layers_per_basis = math.ceil(stage.num_layers / num_groups)
         directions = []
         for number, (part, metric) in enumerate(zip(moments, metrics, strict=True)):
-            directions.append(_directions(part, metric))
+            directions.append(_directions(part, metric, stage.num_layers, layers_per_basis))
             on_progress((number + 1) * 0.4)
-        self._importance = _fit_importance(directions[0], metrics[0], sensitivity)
+        self._importance = _fit_importance(directions[0], sensitivity)
         num_fit = min(FIT_ROWS, len(held_out[0]) // 2)
         # Alternately, so that both come from all windows.
-        fit = torch.linspace(0, len(held_out[0]) - 2, num_fit).long() // 2 * 2
-        judge = (
-            torch.linspace(1, len(held_out[0]) - 1, min(JUDGE_ROWS, num_fit)).long() // 2 * 2 + 1
-        )
-        judge = judge.clamp_max(len(held_out[0]) - 1)
+        last = len(held_out[0]) - 1
+        fit = torch.linspace(0, last - 1, num_fit).long() // 2 * 2
+        judge = torch.linspace(1, last, min(JUDGE_ROWS, num_fit)).long() // 2 * 2 + 1
+        judge = judge.clamp_max(last)
         self._shift_fit_T = self._importance.shifts(held_out[0][fit].float())
         self._shift_judge_T = self._importance.shifts(held_out[0][judge].float())
         self._kinds = tuple(
-            _kind(*pair, metric, rows[fit].float(), rows[judge].float())
-            for pair, metric, rows in zip(directions, metrics, held_out, strict=True)
+            _kind(part, rows[fit].float(), rows[judge].float())
+            for part, rows in zip(directions, held_out, strict=True)
         )
         on_progress(1.0)
 
@@ -233,7 +241,7 @@ class EntropyFitter:
         parts = []
         both = (calibration.keys, calibration.values)
         for kind, part, columns in zip(self._kinds, both, kept, strict=True):
-            rank_T = calibration.ranks(part, shift_T).rank_T
+            rank_T = calibration.ranks(part, shift_T)
             is_coded_TC = np.arange(part.rank) < rank_T[:, None]
             judged_TC = np.where(is_coded_TC, kind.judge_TC[:, columns], np.float32(0))
             arguments = (calibration.step, shift_T, part.layout, calibration.classes)
@@ -255,43 +263,69 @@ class EntropyFitter:
         )
 
 
-def _directions(moments: Moments, metric: Metric) -> tuple[Tensor, Tensor]:
-    """Mean and principal directions in the metric; signs fixed as in `codec.basis`."""
+def _directions(
+    moments: Moments, metric: Metric, num_layers: int, layers_per_basis: int
+) -> EntropyKind:
+    """Principal directions of each group of layers, all by falling variance, without levels.
+
+    Signs are fixed as in `codec.basis`.
+    """
     mean, covariance = moments.mean_and_covariance()
-    _, directions = torch.linalg.eigh(metric.scale_covariance(covariance))
-    rank = min(len(mean), moments.num_rows - 1, PAPER_MAX_RANK)
-    directions = directions.flip(1)[:, :rank]
-    peak = directions.abs().argmax(dim=0)
-    directions = directions * directions[peak, torch.arange(rank)].sign()
-    # Rounded here, so that levels and models are those of the directions that are stored.
-    return mean, directions.to(torch.float16)
-
-
-def _fit_importance(
-    pair: tuple[Tensor, Tensor], metric: Metric, sensitivity: Sensitivity
-) -> Importance:
-    mean, directions = pair
-    leading = directions[:, :IMPORTANCE_RANK].float()
-    keys = sensitivity.keys_NW.float() - mean
-    coefficients = metric.scale(keys) @ leading
-    spread = coefficients.std(dim=0).clamp_min(1e-12)
-    back_CW = times_blocks((leading / spread).T.contiguous(), metric.root_BDD)
-    return fit_importance(coefficients / spread, sensitivity.importance_N, back_CW, mean)
-
-
-def _kind(
-    mean: Tensor, directions: Tensor, metric: Metric, fit_TW: Tensor, judge_TW: Tensor
-) -> _Kind:
-    scaled_fit = metric.scale(fit_TW - mean)
-    scaled_judge = metric.scale(judge_TW - mean)
-    fit_TC = (scaled_fit @ directions.float()).numpy()
-    return _Kind(
+    covariance = metric.scale_covariance(covariance)
+    group_width = min(layers_per_basis, num_layers) * (len(mean) // num_layers)
+    found, groups, variances = [], [], []
+    for number, start in enumerate(range(0, len(mean), group_width)):
+        inside = slice(start, start + group_width)
+        variance, directions = torch.linalg.eigh(covariance[inside, inside])
+        rank = min(len(directions), moments.num_rows - 1, PAPER_MAX_RANK)
+        directions = directions.flip(1)[:, :rank]
+        peak = directions.abs().argmax(dim=0)
+        directions = directions * directions[peak, torch.arange(rank)].sign()
+        short = group_width - len(directions)
+        found.append(torch.nn.functional.pad(directions, (0, 0, 0, short)))
+        groups.append(torch.full((rank,), number, dtype=torch.int32))
+        variances.append(variance.flip(0)[:rank])
+    order = torch.cat(variances).argsort(descending=True, stable=True)
+    return EntropyKind(
         mean_W=mean,
         metric=metric,
-        directions_WC=directions,
+        # Rounded here, so that levels and models are those of the directions that are stored.
+        directions_GC=torch.cat(found, dim=1)[:, order].to(torch.float16).contiguous(),
+        group_C=torch.cat(groups)[order],
+        level_C=torch.zeros(len(order), dtype=torch.int32),
+        outside_energy=0.0,
+    )
+
+
+def _fit_importance(keys: EntropyKind, sensitivity: Sensitivity) -> Importance:
+    leading = _columns(keys, np.arange(min(IMPORTANCE_RANK, keys.rank)))
+    coefficients = leading.coefficients(sensitivity.keys_NW.float())
+    spread_C = coefficients.std(dim=0).clamp_min(1e-12)
+    back_CW = torch.zeros(leading.rank, len(keys.mean_W))
+    for group in leading.groups:
+        scaled_CG = group.forward_CG / spread_C[group.columns_C, None]
+        back_CW[group.columns_C, group.coordinates] = scaled_CG
+    return fit_importance(coefficients / spread_C, sensitivity.importance_N, back_CW, keys.mean_W)
+
+
+def _columns(part: EntropyKind, chosen_C: NDArray[np.intp]) -> EntropyKind:
+    """Some of the coefficients; those after the first have no higher level."""
+    columns_C = torch.from_numpy(chosen_C)
+    return replace(
+        part,
+        directions_GC=part.directions_GC[:, columns_C].contiguous(),
+        group_C=part.group_C[columns_C],
+        level_C=part.level_C[columns_C],
+    )
+
+
+def _kind(directions: EntropyKind, fit_TW: Tensor, judge_TW: Tensor) -> _Kind:
+    fit_TC = directions.coefficients(fit_TW).numpy()
+    return _Kind(
+        directions=directions,
         fit_TC=fit_TC,
-        judge_TC=(scaled_judge @ directions.float()).numpy(),
-        judge_energy_T=scaled_judge.double().square().sum(dim=1).numpy(),
+        judge_TC=directions.coefficients(judge_TW).numpy(),
+        judge_energy_T=directions.energy(judge_TW).double().numpy(),
         spread_C=np.sqrt(np.square(fit_TC, dtype=np.float64).mean(axis=0)),
     )
 
@@ -302,13 +336,8 @@ def _layout(spread_C: NDArray[np.float64], step: float) -> Layout:
 
 
 def _kept_part(kind: _Kind, kept: NDArray[np.intp], step: float) -> EntropyKind:
-    return EntropyKind(
-        mean_W=kind.mean_W,
-        metric=kind.metric,
-        directions_WC=kind.directions_WC[:, torch.from_numpy(kept)].contiguous(),
-        level_C=torch.from_numpy(levels_of(kind.spread_C[kept], step)),
-        outside_energy=0.0,
-    )
+    level_C = torch.from_numpy(levels_of(kind.spread_C[kept], step))
+    return replace(_columns(kind.directions, kept), level_C=level_C)
 
 
 def _fixed_bits(config: EntropyConfig) -> float:

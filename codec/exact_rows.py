@@ -75,7 +75,7 @@ def exact_values(blob: Blob, kind: str, num_rows: int, layers: range) -> Tensor:
             f"section {section.name}", f"need {wanted_bytes} bytes, got {len(section.data)}"
         )
     elements = torch.frombuffer(bytearray(section.data), dtype=dtype).view(shape)
-    if not torch.isfinite(elements).all():
+    if not all_finite(elements):
         raise CorruptBlobError(f"section {section.name}", "an element is not finite")
     return elements[:, layers.start : layers.stop]
 
@@ -94,9 +94,20 @@ def checked_rows(kind: str, array: Tensor, header: BlobHeader, head_dim: int) ->
         raise ValueError(f"{kind} must have shape {shape}, got {tuple(array.shape)}")
     if array.dtype != TORCH_DTYPES[header.dtype]:
         raise ValueError(f"{kind} must be {header.dtype}, got {array.dtype}")
-    if not torch.isfinite(array).all():
+    if not all_finite(array):
         raise ValueError(f"{kind} must be finite to be stored")
     return array.detach().cpu()
+
+
+def all_finite(array: Tensor) -> bool:
+    """Whether every element is a finite number.
+
+    One pass: the extremes are not finite if one element is infinite, or is not a number.
+    """
+    if not array.numel():
+        return True
+    low, high = torch.aminmax(array)
+    return bool(torch.isfinite(low) and torch.isfinite(high))
 
 
 def to_dtype(rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -33,6 +33,7 @@ from codec.codec import TORCH_DTYPES, check_identity, layers_within, tokens_with
 from codec.entropy.deflate import DeflateCoder
 from codec.errors import CorruptBlobError
 from codec.exact_rows import (
+    all_finite,
     checked_rows,
     exact_sections,
     exact_values,
@@ -270,7 +271,7 @@ class KvtcCodec:
             rows = part.basis.reconstruct(
                 coefficients, slice(first, first + len(layers) * per_layer)
             )
-        if not torch.isfinite(rows).all():
+        if not all_finite(rows):
             raise CorruptBlobError(f"section {kind}.fp8", "a coefficient is not a number")
         return rows.view(len(rows), len(layers), num_heads, head_dim)
 

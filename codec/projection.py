@@ -1,15 +1,20 @@
 """Project each token on as many coefficients as it is coded with, and back.
 
+Layers may be split into groups with directions of their own: a coefficient is then of one
+group, and costs no arithmetic in the others.
+
 A token's shift decides how far down the ladder its coefficients are coded at all
 (`SymbolClasses.first_class`).  Coefficients lie by falling level, so those of a token are its
-first ones, its *rank*.  With tokens in order of falling rank, every block of coefficients
-concerns the first few tokens only: the product does no work on what is not coded.
+first ones, its *rank*.  There are no more ranks than shifts.  With tokens in order of falling
+rank, the coefficients between one rank and the next concern the first few tokens alone: the
+products do no work on what is not coded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,8 +23,8 @@ from torch import Tensor
 
 from codec.step_quantizer import Ints
 
-BLOCK = 256
-"""Coefficients of one product: enough that adding up blocks costs little."""
+LAYERS_AT_ONCE = 4
+"""Layers whose rows are 32-bit floats at a time while decoding: bounds the memory."""
 
 
 def ranks_of(level_C: Ints, first_class: int, shift_T: Ints) -> NDArray[np.int64]:
@@ -41,28 +46,29 @@ class TokenRanks:
     order_T: Tensor
     """Token numbers, int64."""
 
+    stops: tuple[int, ...]
+    """All ranks that any token may have, rising."""
+
     @classmethod
-    def of(cls, rank_T: NDArray[np.int64]) -> TokenRanks:
+    def of(cls, rank_T: NDArray[np.int64], stops: Sequence[int]) -> TokenRanks:
         """Order tokens; those of one rank stay in their order."""
         order_T = np.argsort(-rank_T, kind="stable")
-        return cls(rank_T, torch.from_numpy(order_T))
+        return cls(rank_T, torch.from_numpy(order_T), tuple(stops))
 
     def blocks(self) -> Iterator[tuple[slice, int]]:
-        """Runs of coefficients, and how many tokens, in order, have any of them."""
-        highest = int(self.rank_T.max(initial=0))
-        for start in range(0, highest, BLOCK):
-            yield slice(start, min(start + BLOCK, highest)), int((self.rank_T > start).sum())
+        """Runs of coefficients, and how many tokens, in order, have all of them: others none."""
+        for start, stop in pairwise((0, *self.stops)):
+            num = int((self.rank_T >= stop).sum())
+            if num and start < stop:
+                yield slice(start, stop), num
 
-    def project(self, rows_TW: Tensor, forward_WC: Tensor) -> Tensor:
-        """Coefficients of centered rows, shape ``(T, C)``; zero where a token has none."""
-        result = torch.zeros(len(rows_TW), forward_WC.shape[1])
-        ordered = rows_TW[self.order_T]
+    def project(self, rows_TW: Tensor, forward_CW: Tensor) -> Tensor:
+        """Coefficients of centered rows, shape ``(C, T)``; zero where a token has none."""
+        ordered_WT = rows_TW[self.order_T].T
+        ordered_CT = torch.zeros(len(forward_CW), len(rows_TW))
         for block, num in self.blocks():
-            result[self.order_T[:num], block] = ordered[:num] @ forward_WC[:, block]
-        # A block reaches past the rank of some of its tokens.
-        columns_C = torch.arange(forward_WC.shape[1])
-        result[columns_C >= torch.from_numpy(self.rank_T)[:, None]] = 0
-        return result
+            ordered_CT[block, :num] = forward_CW[block] @ ordered_WT[:, :num]
+        return ordered_CT[:, self.order_T.argsort()]
 
     def reconstruct(self, ordered_TC: Tensor, backward_CW: Tensor, mean_W: Tensor) -> Tensor:
         """Rows of coefficients, both *in order*: shape ``(T, W)``, in one order of additions."""
@@ -70,3 +76,37 @@ class TokenRanks:
         for block, num in self.blocks():
             rows[:num].addmm_(ordered_TC[:num, block], backward_CW[block])
         return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerGroup:
+    """Layers whose rows have directions of their own: a block of the projection."""
+
+    coordinates: slice
+    """Of rows, which this group's coefficients stand for."""
+
+    columns_C: Tensor
+    """Numbers of its coefficients among all of the kind, int64, rising."""
+
+    level_C: Ints
+    """Of its coefficients."""
+
+    forward_CG: Tensor
+    """What its coordinates, less their mean, are multiplied by, float32."""
+
+    backward_CG: Tensor
+    """What its coefficients are multiplied by to be coordinates less their mean, float32."""
+
+    def runs(self, layer_width: int, wanted: range) -> list[range]:
+        """Those of the wanted layers that are here, a few at a time."""
+        first, end = (at // layer_width for at in (self.coordinates.start, self.coordinates.stop))
+        start, stop = max(wanted.start, first), min(wanted.stop, end)
+        return [
+            range(layer, min(layer + LAYERS_AT_ONCE, stop))
+            for layer in range(start, stop, LAYERS_AT_ONCE)
+        ]
+
+    def backward(self, coordinates: slice) -> Tensor:
+        """What its coefficients are multiplied by to be some of its coordinates."""
+        start = self.coordinates.start
+        return self.backward_CG[:, coordinates.start - start : coordinates.stop - start]

@@ -262,6 +262,9 @@ def _quantize(
                     if not np.isfinite(value):
                         return -1
                     k = _class(level_C[c], shift_T[t], alphabet_K)
+                    if alphabet_K[k] == 1:  # Never of a coefficient with low bits.
+                        symbols_CT[c, t] = 0
+                        continue
                     code = _code(value, step_T[t], offset_K[k])
                     for plane in range(low_bits):
                         low_PT[first_plane_C[c] + plane, t] = (code >> plane) & 1
@@ -341,15 +344,17 @@ def _value(code: Any, step: Any, bias1: Any, bias2: Any) -> Any:  # noqa: ANN401
 @njit(nogil=True, cache=True, error_model="numpy")
 def _errors(values_TC: Floats, rule: Rule, errors_T: Doubles) -> None:
     level_C, _, shift_T, step_T, alphabet_K, offset_K, bias1_K, bias2_K = rule
-    for t in range(values_TC.shape[0]):
-        for c in range(values_TC.shape[1]):
+    one = np.float32(1)
+    # Coefficients are outermost, as those of an encoder lie.
+    for c in range(values_TC.shape[1]):
+        for t in range(values_TC.shape[0]):
+            value = values_TC[t, c] / step_T[t]
             if not np.isfinite(values_TC[t, c]):
                 errors_T[t] = np.inf
-                break
             k = _class(level_C[c], shift_T[t], alphabet_K)
-            code = _code(values_TC[t, c], step_T[t], offset_K[k]) * (alphabet_K[k] > 1)
-            value = _value(code, np.float32(1), bias1_K[k], bias2_K[k])
-            errors_T[t] += np.square(values_TC[t, c] / step_T[t] - value)
+            if alphabet_K[k] > 1:
+                value -= _value(_code(value, one, offset_K[k]), one, bias1_K[k], bias2_K[k])
+            errors_T[t] += np.square(value)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -385,16 +390,11 @@ def _gain(values_TC: Floats, rule: Rule, bits_KA: Floats, by_C: Doubles, by_K: D
             code = _code(values_TC[t, c], step_T[t], offset_K[k])
             symbol = _zigzag(np.int64(code) >> low_bits_C[c])
             # An escaped number costs its 32 bits on top of the escape.
-            bits = np.float32(low_bits_C[c])
-            if symbol >= alphabet_K[k] - 1:
-                bits += bits_KA[k, alphabet_K[k] - 1] + 32
-            else:
-                bits += bits_KA[k, symbol]
+            last = np.int64(alphabet_K[k] - 1)
+            bits = low_bits_C[c] + bits_KA[k, min(symbol, last)] + 32 * (symbol >= last)
             left = value - _value(code, np.float32(1), bias1_K[k], bias2_K[k])
             saved = value * value - left * left
-            by_C[0, c] += 1
-            by_C[1, c] += bits
-            by_C[2, c] += saved
-            by_K[0, k] += 1
-            by_K[1, k] += bits
-            by_K[2, k] += saved
+            for gains, at in ((by_C, c), (by_K, k)):
+                gains[0, at] += 1
+                gains[1, at] += bits
+                gains[2, at] += saved

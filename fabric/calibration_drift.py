@@ -129,9 +129,8 @@ def outside_of(
     step_T = torch.from_numpy(calibration.step * step_factor(shift_T)).double()
 
     def outside(part: EntropyKind, rows_TW: Tensor) -> Tensor:
-        ranks = calibration.ranks(part, shift_T)
-        inside_TC = ranks.project(rows_TW - part.mean_W, part.forward_WC).double()
-        left_T = part.energy(rows_TW).double() - inside_TC.square().sum(dim=1)
+        inside_CT = calibration.project(part, rows_TW - part.mean_W, shift_T).double()
+        left_T = part.energy(rows_TW).double() - inside_CT.square().sum(dim=0)
         return left_T.clamp_min(0) / step_T.square()
 
     return outside(calibration.keys, keys), outside(calibration.values, values)

@@ -195,18 +195,17 @@ def _target(calibration: AnyCalibration, rows: tuple[Tensor, Tensor]) -> TargetR
 def _entropy_kind(
     calibration: EntropyCalibration, part: EntropyKind, rows_TW: Tensor, shift_T: Ints
 ) -> KindReport:
-    ranks = calibration.ranks(part, shift_T)
-    projected: Floats = ranks.project(rows_TW - part.mean_W, part.forward_WC).numpy()
+    projected: Floats = calibration.project(part, rows_TW - part.mean_W, shift_T).T.numpy()
     step, classes = calibration.step, calibration.classes
     codes = quantize_steps(projected, step, shift_T, part.layout, classes)
     values = dequantize_steps(codes, step, shift_T, part.layout, classes)
-    back_TW = torch.addmm(part.mean_W, torch.from_numpy(values), part.backward_CW)
+    back_TW = part.rows(torch.from_numpy(values))
     wrong = part.metric.scale(rows_TW - back_TW).square().sum()
     gains, _ = coding_gains(projected, step, shift_T, part.layout, classes)
     return KindReport(
         rank=part.rank,
         width=len(part.mean_W),
-        variance_C=((rows_TW - part.mean_W) @ part.forward_WC).square().mean(dim=0).tolist(),
+        variance_C=part.coefficients(rows_TW).square().mean(dim=0).tolist(),
         bits_C=(gains.bits / len(rows_TW)).tolist(),
         error=float(wrong / part.energy(rows_TW).sum().clamp_min(1e-30)),
         layer_error_L=_by_layer(rows_TW, back_TW, part.mean_W, calibration.stage.num_layers),

@@ -29,7 +29,7 @@ MIN_GRADIENT_TOKENS = 64
 class CorpusConfig:
     """How calibration text is read."""
 
-    num_tokens: int = 49_152
+    num_tokens: int = 61_440
     """Tokens to run through the model, spread over all files."""
 
     window_tokens: int = 2048
@@ -39,7 +39,7 @@ class CorpusConfig:
     third more bits at position 1,500 (SmolLM2; docs/codec.md).
     """
 
-    gradient_windows: int = 14
+    gradient_windows: int = 20
     """Windows that are run with gradients, for the profiles that need them."""
 
     context_tokens: int = 1024

@@ -234,7 +234,7 @@ class _Job:
             **self._provenance(config),
         }
         parts = [f"{name}={value}".encode() for name, value in sorted(inputs.items())]
-        name = digest("kvfabric.calibration.input.2", *parts).hex()
+        name = digest("kvfabric.calibration.input.3", *parts).hex()
         return _directory() / f"{name}.safetensors"
 
 

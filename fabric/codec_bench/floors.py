@@ -78,33 +78,39 @@ class Coded:
     num_tokens: int
     """Those stored exactly included."""
 
-    keys: int
-    values: int
-    stored_bytes: int
+    coefficients: int
+    """Of keys and values, that tokens are coded with."""
 
-    @property
-    def both(self) -> int:
-        """Coefficients of keys and of values."""
-        return self.keys + self.values
+    products: int
+    """Multiplications that take rows to those coefficients, or back."""
+
+    stored_bytes: int
 
     @property
     def mean_rank(self) -> float:
         """Coefficients of keys and values that a token is coded with, in the mean."""
-        return self.both / self.num_tokens
+        return self.coefficients / self.num_tokens
 
 
 def coded_in(codec: EntropyCodec, blobs: Sequence[bytes]) -> Coded:
     """Count what is in blobs, by the shifts that they carry."""
     calibration = codec.calibration
-    num_tokens, keys, values = 0, 0, 0
+    num_tokens, coefficients, products = 0, 0, 0
     for buf in blobs:
         blob = read_blob(buf)
         is_exact = read_exact_rows(blob)
         shift_T = read_shifts(blob, int((~is_exact).sum()))
         num_tokens += len(is_exact)
-        keys += int(calibration.ranks(calibration.keys, shift_T).rank_T.sum())
-        values += int(calibration.ranks(calibration.values, shift_T).rank_T.sum())
-    return Coded(num_tokens=num_tokens, keys=keys, values=values, stored_bytes=sum(map(len, blobs)))
+        for group in (*calibration.keys.groups, *calibration.values.groups):
+            coded = int(calibration.token_ranks(group, shift_T).rank_T.sum())
+            coefficients += coded
+            products += coded * (group.coordinates.stop - group.coordinates.start)
+    return Coded(
+        num_tokens=num_tokens,
+        coefficients=coefficients,
+        products=products,
+        stored_bytes=sum(map(len, blobs)),
+    )
 
 
 def encode_work(codec: EntropyCodec, coded: Coded) -> Mapping[str, StepWork]:
@@ -115,9 +121,9 @@ def encode_work(codec: EntropyCodec, coded: Coded) -> Mapping[str, StepWork]:
     """
     return {
         "rope": _rope(codec, coded),
-        "project": _projection(codec, coded),
-        "quantize": StepWork(num_bytes=(FLOAT_BYTES + 1) * coded.both),
-        "entropy": StepWork(num_bytes=coded.both + coded.stored_bytes),
+        "project": StepWork(flops=2 * coded.products),
+        "quantize": StepWork(num_bytes=(FLOAT_BYTES + 1) * coded.coefficients),
+        "entropy": StepWork(num_bytes=coded.coefficients + coded.stored_bytes),
     }
 
 
@@ -125,9 +131,9 @@ def decode_work(codec: EntropyCodec, coded: Coded) -> Mapping[str, StepWork]:
     """Least work of decoding, under the names of the steps that the codec times."""
     return {
         "verify": StepWork(num_bytes=coded.stored_bytes),
-        "entropy": StepWork(num_bytes=coded.both + coded.stored_bytes),
-        "dequantize": StepWork(num_bytes=(FLOAT_BYTES + 1) * coded.both),
-        "project": _projection(codec, coded),
+        "entropy": StepWork(num_bytes=coded.coefficients + coded.stored_bytes),
+        "dequantize": StepWork(num_bytes=(FLOAT_BYTES + 1) * coded.coefficients),
+        "project": StepWork(flops=2 * coded.products),
         "rope": _rope(codec, coded),
     }
 
@@ -135,12 +141,6 @@ def decode_work(codec: EntropyCodec, coded: Coded) -> Mapping[str, StepWork]:
 def _rope(codec: EntropyCodec, coded: Coded) -> StepWork:
     key_width = codec.calibration.geometry.key_width
     return StepWork(num_bytes=2 * FLOAT_BYTES * key_width * coded.num_tokens)
-
-
-def _projection(codec: EntropyCodec, coded: Coded) -> StepWork:
-    """No product with a coefficient that the token is not coded with."""
-    shape = codec.calibration.geometry
-    return StepWork(flops=2 * (shape.key_width * coded.keys + shape.value_width * coded.values))
 
 
 def _best_s(action: Callable[[], object], num_tries: int, clock: Clock) -> float:

@@ -143,6 +143,8 @@ def fitter_of(measured: Sensitivity, *, stage: Stage = GEOMETRY.whole) -> Entrop
         moments=(moments[0], moments[1]),
         held_out=(share(held_out[0], 0, stage), share(held_out[1], 1, stage)),
         sensitivity=measured,
+        # The last group is shorter.
+        layers_per_basis=3,
     )
 
 
@@ -212,6 +214,16 @@ def encoded(
     return codec.encode(*cached, header=described)
 
 
+def dense(kind: EntropyKind) -> tuple[Tensor, Tensor]:
+    """Matrices of all groups in one: shapes ``(W, C)`` and ``(C, W)``."""
+    forward_WC = torch.zeros(len(kind.mean_W), kind.rank)
+    backward_CW = torch.zeros(kind.rank, len(kind.mean_W))
+    for group in kind.groups:
+        forward_WC[group.coordinates, group.columns_C] = group.forward_CG.T
+        backward_CW[group.columns_C, group.coordinates] = group.backward_CG
+    return forward_WC, backward_CW
+
+
 def wide_calibration(num_layers: int, head_dim: int, rank: int) -> EntropyCalibration:
     """A calibration of realistic width made without rows: random directions, plain metric."""
     geometry = KVGeometry(
@@ -225,7 +237,8 @@ def wide_calibration(num_layers: int, head_dim: int, rank: int) -> EntropyCalibr
         EntropyKind(
             mean_W=torch.randn(width, generator=draw),
             metric=Metric.plain(num_layers, head_dim),
-            directions_WC=torch.linalg.qr(torch.randn(width, rank, generator=draw))[0].half(),
+            directions_GC=torch.linalg.qr(torch.randn(width, rank, generator=draw))[0].half(),
+            group_C=torch.zeros(rank, dtype=torch.int32),
             level_C=levels,
             outside_energy=1.0,
         )

@@ -21,7 +21,7 @@ from codec.importance import Importance
 from codec.rope import RotarySpec
 from codec.sensitivity import Metric
 from tests.codec import synthetic
-from tests.codec.entropy_samples import GEOMETRY, calibrated, plain_rows
+from tests.codec.entropy_samples import GEOMETRY, calibrated, dense, plain_rows
 
 
 @pytest.mark.parametrize("target", [4.0, 8.0])
@@ -41,8 +41,8 @@ def test_a_file_comes_back(target: float, tmp_path: Path) -> None:
     assert again.held_out_ratio == made.held_out_ratio
     assert np.array_equal(again.classes.models.freq_KA, made.classes.models.freq_KA)
     for part, whole in ((again.keys, made.keys), (again.values, made.values)):
-        assert torch.equal(part.forward_WC, whole.forward_WC)
-        assert torch.equal(part.backward_CW, whole.backward_CW)
+        for one, other in zip(dense(part), dense(whole), strict=True):
+            assert torch.equal(one, other)
         assert np.array_equal(part.layout.level_C, whole.layout.level_C)
         assert np.array_equal(part.layout.low_bits_C, whole.layout.low_bits_C)
     assert list(path.parent.iterdir()) == [path]
@@ -57,7 +57,12 @@ def other_kind(kind: EntropyKind, name: str) -> EntropyKind:
         root[0, 0, 0] += 0.5
         return dataclasses.replace(kind, metric=Metric(root_BDD=root))
     changed = getattr(kind, name).clone()
-    changed.view(-1)[-1] -= 1
+    if name == "directions_GC":
+        changed[0, 0] -= 1
+    elif name == "group_C":
+        changed[changed.argmax()] -= 1
+    else:
+        changed.view(-1)[-1] -= 1
     return dataclasses.replace(kind, **{name: changed})
 
 
@@ -92,7 +97,7 @@ def others() -> dict[str, EntropyCalibration]:
         changed[3] = 0.125
         changes[name] = {"classes": dataclasses.replace(classes, **{name: changed})}
     for kind in ("keys", "values"):
-        for name in ("mean_W", "metric", "directions_WC", "level_C", "outside_energy"):
+        for name in ("mean_W", "metric", "directions_GC", "group_C", "level_C", "outside_energy"):
             changes[f"{kind} {name}"] = {kind: other_kind(getattr(made, kind), name)}
     return {name: dataclasses.replace(made, **change) for name, change in changes.items()}
 
@@ -102,7 +107,7 @@ def test_the_digest_changes_with_every_part() -> None:
     digests = {name: made.digest for name, made in others().items()}
 
     assert calibrated().digest not in digests.values()
-    assert len(set(digests.values())) == len(digests) == 25
+    assert len(set(digests.values())) == len(digests) == 27
 
 
 @pytest.mark.parametrize(
@@ -129,8 +134,16 @@ def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
     "spoil",
     [
         lambda kind: {"mean_W": torch.full_like(kind.mean_W, torch.nan)},
-        lambda kind: {"directions_WC": torch.full_like(kind.directions_WC, torch.inf)},
-        lambda kind: {"directions_WC": kind.directions_WC.float()},
+        lambda kind: {"directions_GC": torch.full_like(kind.directions_GC, torch.inf)},
+        lambda kind: {"directions_GC": torch.ones_like(kind.directions_GC)},
+        lambda kind: {"directions_GC": kind.directions_GC.float()},
+        lambda kind: {"directions_GC": kind.directions_GC[:-1]},
+        lambda kind: {"directions_GC": kind.directions_GC[:0]},
+        lambda kind: {"directions_GC": kind.directions_GC.repeat(2, 1)},
+        lambda kind: {"group_C": kind.group_C + 1},
+        lambda kind: {"group_C": kind.group_C - 1},
+        lambda kind: {"group_C": torch.full_like(kind.group_C, 1 << 26)},
+        lambda kind: {"group_C": kind.group_C.long()},
         lambda kind: {"level_C": kind.level_C.long()},
         lambda kind: {"level_C": kind.level_C - 1000},
         lambda kind: {"level_C": kind.level_C + 1000},
@@ -141,7 +154,7 @@ def test_a_kind_with_impossible_numbers_is_refused(spoil: Callable[[Any], dict[s
     """They would come back in every token that it decodes."""
     kind = calibrated().keys
 
-    with pytest.raises(ValueError, match=r"must be"):
+    with pytest.raises(ValueError, match=r"must be|is not whole|past its end|coordinates in"):
         dataclasses.replace(kind, **spoil(kind))
 
 
@@ -252,7 +265,10 @@ def test_bands_are_all_coefficients_once(rank: int) -> None:
     """In rising order, whatever the rank; early ones may be empty."""
     kind = calibrated().keys
     cut = dataclasses.replace(
-        kind, directions_WC=kind.directions_WC[:, :rank], level_C=kind.level_C[:rank]
+        kind,
+        directions_GC=kind.directions_GC[:, :rank],
+        group_C=kind.group_C[:rank],
+        level_C=kind.level_C[:rank],
     )
 
     covered = [c for band in cut.bands for c in range(band.start, band.stop)]
@@ -267,11 +283,11 @@ def test_forward_and_backward_are_inverse_within_the_basis(name: str) -> None:
     """With every direction kept, rows come back; energies are those of coefficients."""
     kind = getattr(calibrated(4.0), name)
     rows = plain_rows(20, seed=5)[name == "values"]
-    assert kind.rank == kind.directions_WC.shape[0]
+    assert kind.rank == len(kind.mean_W) > len(kind.directions_GC)
 
-    coefficients = (rows - kind.mean_W) @ kind.forward_WC
+    coefficients = kind.coefficients(rows)
 
-    again = coefficients @ kind.backward_CW + kind.mean_W
+    again = kind.rows(coefficients)
     torch.testing.assert_close(again, rows, rtol=0.02, atol=0.02)
     torch.testing.assert_close(
         kind.energy(rows), coefficients.square().sum(1), rtol=5e-3, atol=1e-3
@@ -282,7 +298,7 @@ def test_an_error_in_a_coefficient_costs_its_square_in_the_metric() -> None:
     """The backward matrix is orthonormal in the metric: one step serves all coefficients."""
     kind = calibrated().keys
 
-    scaled_CW = kind.metric.scale(kind.backward_CW)
+    scaled_CW = kind.metric.scale(dense(kind)[1])
 
     gram = scaled_CW @ scaled_CW.T
     torch.testing.assert_close(gram, torch.eye(kind.rank), rtol=0.0, atol=2e-3)
@@ -292,8 +308,10 @@ def test_parts_of_another_shape_are_refused() -> None:
     """Mean, metric and levels all belong to the directions."""
     kind = calibrated().keys
 
-    with pytest.raises(ValueError, match="shapes disagree"):
+    with pytest.raises(ValueError, match="coordinates in the metric's blocks"):
         dataclasses.replace(kind, mean_W=kind.mean_W[:-1])
+    with pytest.raises(ValueError, match="shapes disagree"):
+        dataclasses.replace(kind, group_C=kind.group_C[:-1])
     with pytest.raises(ValueError, match="shapes disagree"):
         dataclasses.replace(kind, level_C=kind.level_C[:-1])
     with pytest.raises(ValueError, match="coordinates in the metric's blocks"):

@@ -22,6 +22,7 @@ from tests.codec.entropy_samples import (
     GEOMETRY,
     ROTARY,
     calibrated,
+    dense,
     encoded,
     fitter,
     fitter_of,
@@ -177,9 +178,10 @@ def test_levels_and_models_are_those_of_the_stored_directions() -> None:
     made, source = calibrated(8.0), fitter()
     symbols_KA = np.zeros((NUM_CLASSES, 256))
     for part, kind in zip((made.keys, made.values), source._kinds, strict=True):
-        whole = kind.directions_WC.float().T
-        kept = [int((whole - column).square().sum(1).argmin()) for column in part.directions_WC.T]
-        assert torch.equal(kind.directions_WC[:, kept], part.directions_WC)
+        whole, mine = (dense(one)[0].T for one in (kind.directions, part))
+        kept = [int((whole - column).square().sum(1).argmin()) for column in mine]
+        assert torch.equal(kind.directions.directions_GC[:, kept], part.directions_GC)
+        assert torch.equal(kind.directions.group_C[kept], part.group_C)
         assert np.array_equal(levels_of(kind.spread_C[kept], made.step), part.level_C.numpy())
         fit_TC = np.ascontiguousarray(kind.fit_TC[:, kept])
         counts = count_classes(

@@ -70,8 +70,8 @@ def test_energy_outside_is_what_the_codec_leaves_out(calibrated: Calibrated) -> 
         ((calibration.keys, keys), (calibration.values, values))
     ):
         scaled = part.metric.scale(array[:, 2:].flatten(1) - part.mean_W)
-        for t, rank in enumerate(calibration.ranks(part, shift_T).rank_T):
-            kept = scaled[t] @ part.directions_WC[:, :rank].float()
+        for t, rank in enumerate(calibration.ranks(part, shift_T)):
+            kept = scaled[t] @ part.directions_GC[:, :rank].float()
             left = float(scaled[t].square().sum() - kept.square().sum()) / float(step_T[t]) ** 2
             assert float(found[number][t]) == pytest.approx(left, rel=1e-2, abs=1e-3)
 

@@ -15,6 +15,7 @@ from codec.kernels.block_layout import BlockLayout
 from codec.kernels.step_tables import DeviceCodes, StepTables, join_codes, split_codes
 from codec.step_quantizer import Layout
 from codec.symbol_classes import NUM_CLASSES, SymbolClasses, levels_of, split_levels
+from tests.codec.entropy_samples import dense
 from tests.gpu.devices import has_library
 from tests.suites.fused import allocation, plain, problem, some_classes
 from tests.suites.fused_decode_suite import FusedDecodeSuite
@@ -131,7 +132,7 @@ def test_kernels_and_coders_meet_on_the_device() -> None:
         tables,
         tokens,
         mean_W=given.kind.mean_W.cuda(),
-        inverse_CW=given.kind.backward_CW.cuda(),
+        inverse_CW=dense(given.kind)[1].cuda(),
         out_TLHD=rows,
     )
 
@@ -147,7 +148,7 @@ def test_zero_strides_read_one_row_of_directions() -> None:
     """Strides are taken as given, even those of an expanded view."""
     encode = importlib.import_module("codec.kernels.triton_encode")
     given = problem("values")
-    expanded_WC = given.kind.forward_WC.cuda()[:, :1].expand(-1, 66)
+    expanded_WC = dense(given.kind)[0].cuda()[:, :1].expand(-1, 66)
 
     found = encode.project(
         given.rows_TLHD.cuda(), mean_W=given.kind.mean_W.cuda(), forward_WC=expanded_WC

@@ -20,6 +20,7 @@ from codec.rope import RotarySpec
 from codec.sensitivity import Metric
 from codec.step_quantizer import Ints, Layout, StepCodes, dequantize_steps, quantize_steps
 from codec.symbol_classes import LAST_LEVEL, MAX_SHIFT, NUM_CLASSES, SymbolClasses, class_of
+from tests.codec.entropy_samples import dense
 
 #: Tokens, layers, heads, head dimension, rotary pairs, style, coefficients, type of the rows.
 #: Tiles are 64 tokens, 32 pairs, 64 (or, decoding, 32) coefficients.
@@ -56,7 +57,7 @@ class Problem:
     @property
     def projected_TC(self) -> Tensor:  # noqa: N802
         """What projecting on all directions should give, float64."""
-        return (self.unrotated_TW - self.kind.mean_W.double()) @ self.kind.forward_WC.double()
+        return (self.unrotated_TW - self.kind.mean_W.double()) @ dense(self.kind)[0].double()
 
     @property
     def rank_T(self) -> Any:  # noqa: N802
@@ -71,7 +72,7 @@ class Problem:
 
     def rows_of(self, coefficients_TC: Tensor) -> Tensor:
         """Rows ``(T, L, H, D)`` that coefficients stand for, at their positions, float64."""
-        rows_TW = coefficients_TC.double() @ self.kind.backward_CW.double()
+        rows_TW = coefficients_TC.double() @ dense(self.kind)[1].double()
         rows_TLHD = (rows_TW + self.kind.mean_W).view(self.rows_TLHD.shape)
         if self.rotary is None:
             return rows_TLHD
@@ -116,7 +117,8 @@ def problem(case: str, *, seed: int = 0, least_alphabet: int = 2, alphabet: int 
         kind=EntropyKind(
             mean_W=torch.randn(width, generator=draw),
             metric=Metric(root_BDD=torch.eye(head_dim) + (skew_BDD + skew_BDD.mT) / 4),
-            directions_WC=directions_WC.half(),
+            directions_GC=directions_WC.half(),
+            group_C=torch.zeros(rank, dtype=torch.int32),
             level_C=level_C,
             outside_energy=0.0,
         ),
@@ -135,7 +137,8 @@ def plain(of: Problem, *, level_C: Tensor | None = None) -> dict[str, Any]:
     kind = EntropyKind(
         mean_W=torch.zeros(width),
         metric=Metric.plain(num_blocks, head_dim),
-        directions_WC=torch.eye(width).half(),
+        directions_GC=torch.eye(width).half(),
+        group_C=torch.zeros(width, dtype=torch.int32),
         level_C=of.kind.level_C if level_C is None else level_C,
         outside_energy=0.0,
     )

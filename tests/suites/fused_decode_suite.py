@@ -16,6 +16,7 @@ from codec.kernels.block_layout import BlockLayout
 from codec.kernels.step_tables import CodePlane, DeviceCodes, TokenSteps, join_codes
 from codec.quantizer import BlockType
 from codec.symbol_classes import MAX_LEVEL
+from tests.codec.entropy_samples import dense
 from tests.suites.fused import CASES, Problem, allocation, plain, problem, reference_blocks
 
 #: Half a unit in the last place, relative: what rounding to the wanted type costs.
@@ -64,14 +65,14 @@ class FusedDecodeSuite:
         positions_T = of.positions_T[:num_tokens].to(self.device)
         return {
             "mean_W": of.kind.mean_W[columns].to(self.device),
-            "inverse_CW": of.kind.backward_CW.to(self.device)[:, columns],
+            "inverse_CW": dense(of.kind)[1].to(self.device)[:, columns],
             "rotary": rotary and rows.RotaryTables.of(rotary, positions_T),
             "out_TLHD": torch.full(shape, torch.nan, dtype=dtype, device=self.device),
         }
 
     def assert_rows(self, found: Tensor, of: Problem, coefficients_TC: Tensor) -> None:
         """Within what summing in 32 bits, and rounding at the end, may cost."""
-        size_TW = coefficients_TC.double().abs() @ of.kind.backward_CW.double().abs()
+        size_TW = coefficients_TC.double().abs() @ dense(of.kind)[1].double().abs()
         size_TW += of.kind.mean_W.abs()
         # A rotation mixes the elements of a head, and scales by at most 1.25 here.
         size = size_TW.view(of.rows_TLHD.shape).sum(dim=3, keepdim=True) * 1.25

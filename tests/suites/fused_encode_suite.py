@@ -17,6 +17,7 @@ from codec.kernels.block_layout import BlockLayout
 from codec.kernels.step_tables import split_codes
 from codec.quantizer import BlockType
 from codec.symbol_classes import MAX_LEVEL, MAX_SHIFT, class_of, step_factor
+from tests.codec.entropy_samples import dense
 from tests.suites.fused import (
     CASES,
     Problem,
@@ -59,7 +60,7 @@ class FusedEncodeSuite:
         return {
             "rows_TLHD": of.rows_TLHD.to(self.device),
             "mean_W": of.kind.mean_W.to(self.device),
-            "forward_WC": of.kind.forward_WC.to(self.device),
+            "forward_WC": dense(of.kind)[0].to(self.device),
             "rotary": of.rotary and rows.RotaryTables.of(of.rotary, positions_T),
         }
 
@@ -81,7 +82,7 @@ class FusedEncodeSuite:
         found = kernels.project(**self.rows(given)).cpu().double()
 
         size_TW = given.unrotated_TW.abs() + given.kind.mean_W.abs()
-        size_TC = size_TW @ given.kind.forward_WC.abs().double()
+        size_TC = size_TW @ dense(given.kind)[0].abs().double()
         assert ((found - given.projected_TC).abs() <= 1e-6 * size_TC).all()
 
     @pytest.mark.parametrize("case", CASES)

@@ -22,7 +22,7 @@ from fabric.codec_bench.floors import (
 )
 from tests.fabric.codec_bench.small import PAIR, Made, entropy_codec
 
-SOME = Coded(num_tokens=1, keys=1, values=1, stored_bytes=1)
+SOME = Coded(num_tokens=1, coefficients=1, products=1, stored_bytes=1)
 #: A tiny model has too few rows for its drift to be steady.
 pytestmark = pytest.mark.filterwarnings("ignore::codec.drift.DriftWarning")
 
@@ -49,12 +49,12 @@ def test_a_floor_is_the_slower_of_arithmetic_and_bytes() -> None:
 def test_work_is_counted_by_hand(made: Made) -> None:
     """Of 10 tokens: 4 layers, 2 heads, 8 dimensions make rows of 64."""
     codec = entropy_codec(made.codecs, PAIR[1])
-    coded = Coded(num_tokens=10, keys=70, values=30, stored_bytes=1000)
+    coded = Coded(num_tokens=10, coefficients=100, products=6400, stored_bytes=1000)
 
     encode, decode = encode_work(codec, coded), decode_work(codec, coded)
 
     assert coded.mean_rank == 10
-    assert encode["project"] == decode["project"] == StepWork(flops=2 * 64 * 100)
+    assert encode["project"] == decode["project"] == StepWork(flops=2 * 6400)
     assert encode["rope"] == decode["rope"] == StepWork(num_bytes=10 * 64 * 4 * 2)
     assert encode["quantize"] == decode["dequantize"] == StepWork(num_bytes=5 * 100)
     assert encode["entropy"] == decode["entropy"] == StepWork(num_bytes=100 + 1000)
@@ -81,8 +81,9 @@ def test_what_blobs_hold_is_what_was_quantized(made: Made, monkeypatch: pytest.M
     found = coded_in(codec, blobs)
 
     assert found.num_tokens == 40
-    assert found.both == sum(coded) > 0
-    assert min(found.keys, found.values) > 0
+    assert found.coefficients == sum(coded) > 0
+    # All four layers are one group here, and rows of keys and values 64 wide.
+    assert found.products == 64 * found.coefficients
     assert found.stored_bytes == sum(map(len, blobs))
 
 

@@ -58,7 +58,8 @@ def test_holes_between_blocks_are_not_counted() -> None:
             del given_back
         return kept
 
-    found = needs_kernel(peak_bytes(action))
+    # What else the process does may add to one run; holes would add to each.
+    found = min(needs_kernel(peak_bytes(action)) for _ in range(3))
 
     assert abs(found - 32 * step) < SLACK
 
