@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from fabric.codec_bench import memory
 from fabric.codec_bench.memory import peak_bytes
 
 SIZE = 64 << 20
+STEP = SIZE // 64
 #: Interpreter and allocator move by this much on their own.
 SLACK = 8 << 20
 
@@ -46,22 +49,35 @@ def test_the_result_is_counted_and_what_was_there_is_not() -> None:
     assert abs(kept - SIZE) < SLACK
 
 
-def test_holes_between_blocks_are_not_counted() -> None:
+def hold_between_holes() -> list[Tensor]:
     """Between results that are kept lies what was given back, too small for what comes next."""
-    step = SIZE // 64
+    kept = []
+    for number in range(1, 17):
+        given_back = torch.ones(number * STEP // 4)
+        kept.append(torch.ones(STEP // 4))
+        del given_back
+    return kept
 
-    def action() -> list[Tensor]:
-        kept = []
-        for number in range(1, 17):
-            given_back = torch.ones(number * step // 4)
-            kept.append(torch.ones(step // 4))
-            del given_back
-        return kept
 
-    # What else the process does may add to one run; holes would add to each.
-    found = min(needs_kernel(peak_bytes(action)) for _ in range(3))
+def test_holes_between_blocks_are_not_counted() -> None:
+    """In a process of its own: a long one has holes already, and its kernel fills some."""
+    finished = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import {__name__} as t; print(t.peak_bytes(t.hold_between_holes))",
+        ],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    told = finished.stdout.strip()
 
-    assert abs(found - 32 * step) < SLACK
+    found = needs_kernel(None if told == "None" else int(told))
+
+    assert abs(found - 32 * STEP) < SLACK
 
 
 def test_a_kernel_that_does_not_tell_gives_no_number(
